@@ -142,7 +142,6 @@ class FlushSection(Section):
     policy: Annotated[Literal["sync", "async"], Lower] = "async" if _STORE_DEFAULTS.flush_policy == "async" else "sync"
     interval_ms: Integer = Field(default=_STORE_DEFAULTS.flush_interval_ms, ge=1, le=DAY_MS)
     least_pages: Integer = Field(default=_STORE_DEFAULTS.flush_least_pages, ge=0, le=1_000_000)
-    thorough_interval_ms: Integer = Field(default=_STORE_DEFAULTS.flush_thorough_interval_ms, ge=1, le=DAY_MS)
     stall_ms: Integer = Field(default=_STORE_DEFAULTS.flush_stall_ms, ge=10, le=DAY_MS)
     sync_timeout_ms: Integer = Field(default=_STORE_DEFAULTS.flush_sync_timeout_ms, ge=10, le=DAY_MS)
     checkpoint_interval_ms: Integer = Field(default=_STORE_DEFAULTS.checkpoint_interval_ms, ge=10, le=DAY_MS)
@@ -165,7 +164,6 @@ class RemotingSection(Section):
     cluster: Text = Field(
         default="DefaultCluster", min_length=1, max_length=127, description="a name of 1 to 127 printable characters"
     )
-    stamp_properties: bool = True
     vip_channel: bool = True
     name_servers: Annotated[Text, AfterValidator(_addresses)] = Field(
         default="", max_length=4096, description='addresses HOST:PORT separated by ;, or ""'
@@ -193,7 +191,6 @@ class LimitsSection(Section):
     held_pulls_per_connection_max: Integer = Field(default=4096, ge=1, le=1_000_000)
     groups_max: Integer = Field(default=10_000, ge=1, le=10_000_000)
     subscription_bytes_max: Integer = Field(default=32 * MIB, ge=4096, le=2**40)
-    popped_messages_max: Integer = Field(default=200_000, ge=1, le=10_000_000)
     committed_offsets_max: Integer = Field(default=200_000, ge=1, le=100_000_000)
     half_frame_timeout_ms: Integer = Field(default=60_000, ge=10, le=DAY_MS)
     idle_timeout_ms: Integer = Field(default=120_000, ge=10, le=DAY_MS)

@@ -341,9 +341,13 @@ class GroupCommitService(FlushService):
         super().stop()
 
 
+THOROUGH_S = 10.0
+"""async: maximum time until everything is flushed, however few pages are dirty; as RocketMQ's."""
+
+
 class FlushRealTimeService(FlushService):
-    """Async: flush at each interval if enough pages are dirty, unconditionally at each thorough interval, and at once
-    if a produce asked for sync."""
+    """Async: flush at each interval if enough pages are dirty, in any case after ``THOROUGH_S``, and at once if a
+    produce asked for sync."""
 
     name = "flush-real-time"
 
@@ -352,7 +356,6 @@ class FlushRealTimeService(FlushService):
         settings = store.settings
         self._interval_seconds = settings.flush_interval_ms / 1000
         self._least_bytes = settings.flush_least_pages * PAGE_BYTES
-        self._thorough_seconds = settings.flush_thorough_interval_ms / 1000
         self._last_thorough = time.monotonic()
 
     def wake(self) -> None:
@@ -364,7 +367,7 @@ class FlushRealTimeService(FlushService):
         """Wait for the interval or for a wake, then flush if that is due."""
         self._signal.acquire(timeout=self._interval_seconds)
         now = time.monotonic()
-        thorough = now - self._last_thorough >= self._thorough_seconds
+        thorough = now - self._last_thorough >= THOROUGH_S
         if self._waiting or thorough or self.backlog() >= self._least_bytes:
             self._flush()
         if thorough:

@@ -41,7 +41,7 @@ class RemotingGateway:
         self.open_routes = broker.settings.open_routes
         """True if questions for routes need no signature."""
         self._broker = broker
-        self.stamps = Stamps(self.cluster, all_of_them=broker.settings.remoting.stamp_properties)
+        self.stamps = Stamps(self.cluster)
         self.unique_keys = UniqueKeys()
         self.consumers = broker.groups.clients
         self.connections: set[ClientConnection] = set()

@@ -106,24 +106,18 @@ def split_properties(text: str) -> dict[str, str]:
 
 
 class Stamps:
-    """The properties that the broker adds to each message, as RocketMQ's brokers do.
+    """The properties that the broker adds to each message, as RocketMQ's brokers do. ``always``: encoded."""
 
-    ``all_of_them``: the region and whether to trace, too; otherwise the cluster alone, and only to a request, because
-    its reply goes to a topic of the cluster.
-    """
-
-    def __init__(self, cluster: str, *, all_of_them: bool) -> None:
-        self._cluster = f"{PROPERTY_CLUSTER}\x01{cluster}\x02"
+    def __init__(self, cluster: str) -> None:
         self.always = (
-            f"{PROPERTY_REGION}\x01{REGION}\x02{PROPERTY_TRACE}\x01true\x02{self._cluster}" if all_of_them else ""
+            f"{PROPERTY_REGION}\x01{REGION}\x02{PROPERTY_TRACE}\x01true\x02{PROPERTY_CLUSTER}\x01{cluster}\x02"
         )
-        """Encoded properties of every message."""
 
     def of(self, properties: dict[str, str]) -> str:
         """Return the encoded stamps of a message; remove from its properties what an earlier broker stamped."""
         for name in _STAMPS:
             properties.pop(name, None)
-        return self.always or (self._cluster if PROPERTY_CORRELATION_ID in properties else "")
+        return self.always
 
 
 def join_properties(properties: dict[str, str]) -> str:

@@ -199,15 +199,7 @@ class Broker:
         )
         self.group_changes = GroupChanges(store, loop, self.readers)
         self.producer_groups = ProducerGroups(loop.time, self.groups.clients.owners)
-        self.pops = PopService(
-            self.writer,
-            self.groups,
-            loop,
-            self.readers,
-            self.counters,
-            now_ms=store.clock.now_ms,
-            in_flight_max=limits.popped_messages_max,
-        )
+        self.pops = PopService(self.writer, self.groups, loop, self.readers, self.counters, now_ms=store.clock.now_ms)
         self.retries = RetryService(self.groups, self.writer, self.counters)
         self.group_admin = GroupAdmin(
             store, self.groups, self.pops, self.holds, self.topic_changes, self.counters.forget_group

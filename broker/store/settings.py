@@ -36,8 +36,6 @@ class StoreSettings:
     """async: interval of flushes of the CommitLog if enough pages are dirty."""
     flush_least_pages: int = 4
     """async: fewer dirty pages (4 KiB) than this wait for the thorough flush."""
-    flush_thorough_interval_ms: int = 10_000
-    """async: maximum time until everything is flushed."""
     flush_stall_ms: int = 5_000
     """A flush that takes longer is a stall: the broker accepts no message until it is over."""
     flush_sync_timeout_ms: int = 5_000

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
-from collections.abc import Callable, Iterable
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
@@ -17,88 +16,96 @@ from .settings import TIMEOUT_SECONDS, BrokerChoice
 
 # ---- Words from other brokers' command lines: aliases for commands, and words that only lead to a suggestion.
 
-ALIASES = {
-    "produce": "send",
-    "pub": "send",
-    "publish": "send",
-    "consume": "tail",
-    "sub": "tail",
-    "subscribe": "tail",
-    "ls": "topic list",
-    "info": "status",
-}
+ALIASES = {"produce": "send", "pub": "send", "consume": "tail", "sub": "tail", "ls": "topic list"}
 """Command by alias."""
 
 HELP, VERSION = "help", "version"
 """Words for ``--help`` and ``--version``."""
 
-SUBCOMMAND_ALIASES = {
-    "add": ("create",),
-    "describe": ("status", "show"),
-    "edit": ("update",),
-    "info": ("status", "show"),
-    "ls": ("list",),
-    "rm": ("delete", "remove"),
-}
+SUBCOMMAND_ALIASES = {"describe": ("status", "show"), "ls": ("list",), "rm": ("delete", "remove")}
 """Subcommands by alias; a group of commands has at most one of them."""
 
 OTHER_NAMES = {
     "acl": "user grant",
     "alter": "topic update",
+    "browse": "pull",
+    "cat": "pull",
     "cluster": "status",
+    "configs": "config",
     "connect": "context add",
     "consumer": "group",
+    "consumer-groups": "group list",
     "consumers": "group list",
     "create": "topic create",
     "delete": "topic delete",
     "describe": "topic status",
+    "drop": "topic delete",
+    "edit": "topic update",
+    "follow": "tail",
     "get": "pull",
+    "health": "check",
+    "info": "status",
+    "kcat": "tail",
     "lag": "group list",
+    "latency": "bench",
     "list": "topic list",
     "login": "context add",
     "metadata": "topic list",
     "monitor": "top",
+    "offsets": "offset",
+    "partitions": "topic status",
     "peek": "pull",
+    "perf": "bench",
     "ping": "check",
-    "publisher": "send",
     "producer": "send",
+    "profile": "context",
+    "publish": "send",
+    "publisher": "send",
+    "purge": "topic delete",
     "put": "send",
+    "queue": "topic",
+    "queues": "topic list",
     "read": "pull",
     "receive": "pull",
+    "reset": "offset reset",
     "rm": "topic delete",
+    "schema": "topic",
+    "server-info": "status",
+    "show": "topic status",
     "stats": "status",
+    "stream": "topic",
     "streams": "topic list",
+    "subscribe": "tail",
     "subscriber": "tail",
+    "topics": "topic list",
+    "transaction": "tx",
+    "transactions": "tx list",
+    "update": "topic update",
+    "users": "user list",
     "watch": "top",
     "write": "send",
 }
 """Command to suggest, by a word that is not a command."""
 
+OTHER_SUBCOMMANDS = {
+    "add": ("create",),
+    "alter": ("update",),
+    "drop": ("delete", "remove"),
+    "edit": ("update",),
+    "get": ("show", "status"),
+    "info": ("status", "show"),
+    "new": ("create", "add"),
+}
+"""Subcommands to suggest, by a word that is none; a group of commands has at most one of them."""
+
 BROKER_WORDS = ("serve", "server", "start", "run", "backup", "restore", "verify", "repair", "rebuild")
 """Commands of ``flintmq-broker``, and words that a user may type to start a broker."""
-
-MISTYPED_RATIO = 0.75
-"""Minimum similarity to a command at which a word counts as a mistyped command."""
 
 
 def other_words() -> str:
     """Return a line about the aliases for the help text."""
     words = {meant: ", ".join(word for word in ALIASES if ALIASES[word] == meant) for meant in ALIASES.values()}
     return f"Also: {'; '.join(f'{names} = {meant}' for meant, names in words.items())}; version; help [COMMAND]."
-
-
-def is_mistyped(word: str, known: Iterable[str]) -> bool:
-    """Return whether ``word`` differs from one of ``known`` in a letter or two."""
-    return any(
-        abs(len(word) - len(name)) <= 1 and difflib.SequenceMatcher(None, word, name).ratio() >= MISTYPED_RATIO
-        for name in known
-    )
-
-
-def looks_like_command(word: str, known: Iterable[str]) -> bool:
-    """Return whether ``word`` suggests a command: it has one in ``OTHER_NAMES``, or is a mistyped one of ``known``."""
-    lower = word.lower()
-    return lower in OTHER_NAMES or lower in BROKER_WORDS or is_mistyped(lower, known)
 
 
 def advice(word: str) -> str:
@@ -204,14 +211,16 @@ class CliGroup(click.Group):
         name = args[0]
         if ctx.resilient_parsing or name.startswith("-") or self.get_command(ctx, name) is not None:
             return super().resolve_command(ctx, args)
-        for meant in SUBCOMMAND_ALIASES.get(name, ()):
+        for meant in SUBCOMMAND_ALIASES.get(name, ()) if ctx.parent is not None else ():
             if self.get_command(ctx, meant) is not None:
                 return super().resolve_command(ctx, [meant, *args[1:]])
-        return self.unknown(ctx, args)
+        raise self.unknown(ctx, name)
 
-    def unknown(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """Refuse a name that no command has; ``Root`` overrides this."""
-        refuse_command(ctx, args[0], self.list_commands(ctx))
+    def unknown(self, ctx: click.Context, name: str) -> click.UsageError:
+        """Return the error of a name that no command has; ``Root`` overrides this."""
+        known = self.list_commands(ctx)
+        meant = [each for each in OTHER_SUBCOMMANDS.get(name.lower(), ()) if each in known]
+        return unknown_command(ctx, name, known, f"; did you mean '{meant[0]}'?" if meant else "")
 
 
 class CommandGroup(CliCommand, CliGroup):
@@ -226,11 +235,11 @@ class CommandGroup(CliCommand, CliGroup):
         super().format_options(ctx, formatter)
 
 
-def refuse_command(ctx: click.Context, name: str, known: list[str], also: str = "") -> NoReturn:
-    """Raise ``UsageError`` for a command that does not exist, with a suggestion."""
-    suggestion = advice(name) or nearest(name.lower(), known) or f"; the commands are {', '.join(known)}"
+def unknown_command(ctx: click.Context, name: str, known: list[str], suggestion: str) -> click.UsageError:
+    """Return the error of a command that does not exist. ``suggestion``: empty to make one."""
+    suggestion = suggestion or nearest(name.lower(), known) or f"; the commands are {', '.join(known)}"
     place = " ".join([*ctx.command_path.split()[1:], name])
-    raise click.UsageError(f"there is no command {escape(place)}{also}{suggestion}", ctx)
+    return click.UsageError(f"there is no command {escape(place)}{suggestion}", ctx)
 
 
 def _topics(settings: BrokerChoice) -> list[str]:

@@ -21,12 +21,13 @@ from .command import (
     VERSION,
     CliCommand,
     CliGroup,
+    advice,
     common_options,
     other_words,
-    refuse_command,
     take_common_options,
+    unknown_command,
 )
-from .failures import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, describe, exit_code
+from .failures import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, describe, exit_code, nearest
 from .settings import BrokerChoice
 
 
@@ -79,7 +80,7 @@ COMMANDS = {name: lazy for section in SECTIONS.values() for name, lazy in sectio
 
 
 class Root(CliGroup):
-    """The command ``flintmq``. A word that is not a command is a topic to send to or to follow."""
+    """The command ``flintmq``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands in the order of the help text."""
@@ -116,14 +117,14 @@ class Root(CliGroup):
             return HELP, self, words[1:]  # complete as after flintmq itself
         words = [*ALIASES.get(words[0], words[0]).split(" "), *words[1:]]
         if self.get_command(ctx, words[0]) is None:
-            refuse_command(ctx, words[0], [*COMMANDS, *ALIASES])
+            raise self.unknown(ctx, words[0])
         return super().resolve_command(ctx, words if ctx.resilient_parsing else [*words, "--help"])
 
-    def unknown(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """Treat the word as a topic, unless it cannot be one."""
-        from .auto import automatic
-
-        return args[0], automatic(ctx, args[0], [*COMMANDS, *ALIASES, HELP, VERSION]), args
+    def unknown(self, ctx: click.Context, name: str) -> click.UsageError:
+        """Return the error of a name that no command has: the command to type. The name may be meant as a topic's."""
+        near = nearest(name.lower(), [*COMMANDS, *ALIASES, HELP, VERSION])
+        as_topic = f"; for a topic, type flintmq tail {escape(name)} or flintmq send {escape(name)}"
+        return unknown_command(ctx, name, [], advice(name) or near or as_topic)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands before the options, which fill a screen."""
@@ -139,14 +140,10 @@ class Root(CliGroup):
         formatter.write_text(other_words())
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return the commands that begin with ``incomplete``, or topics if there are none."""
+        """Return the commands and options that begin with ``incomplete``."""
         items = [CompletionItem(name, help=COMMANDS[name].summary) for name in COMMANDS if name.startswith(incomplete)]
         if not incomplete or incomplete.startswith("-"):
-            return items + click.Command.shell_complete(self, ctx, incomplete)
-        if not items:
-            from .completions import complete_topics
-
-            return complete_topics(ctx, incomplete)
+            items += click.Command.shell_complete(self, ctx, incomplete)
         return items
 
     def main(  # type: ignore[override]  # click's overloads
@@ -197,11 +194,9 @@ def _usage_error(error: click.ClickException) -> int:
 def root(ctx: click.Context, /, **options: Any) -> None:
     """The command line of FlintMQ.
 
-    flintmq TOPIC sends the lines that are piped in, or follows the topic if there are none.
-
     \b
-        flintmq orders                          follow the topic orders
-        echo hello | flintmq orders             send a line to it
+        flintmq tail orders                     follow the topic orders
+        echo hello | flintmq send orders        send a line to it
         flintmq tail orders --from earliest
         flintmq cheat                           more examples
     """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote, unquote_to_bytes
+from urllib.parse import unquote_to_bytes
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -98,38 +98,7 @@ def _decoded(part: bytes | bytearray) -> str:
     return whole.decode("utf-8")
 
 
-# ---- Topics that a person keeps at the top of the list. They are in a cookie: neither console nor broker
-# keeps them.
-
-COOKIE = "flintmq_favourites"
-FAVOURITES_MAX = 30
-COOKIE_CHARS_MAX = 3_000
-"""Maximum length of the cookie: browsers drop one of more than 4 KiB."""
-COOKIE_SECONDS = 365 * 24 * 3600
-_SEPARATOR = ":"
-
-
-def favourites_of(request: Request) -> list[str]:
-    """Return the topics that the browser says are favourites, the oldest first."""
-    written = request.cookies.get(COOKIE, "")[:COOKIE_CHARS_MAX]
-    return [unquote(part) for part in written.split(_SEPARATOR) if part][:FAVOURITES_MAX]
-
-
-def packed_favourites(topics: Sequence[str]) -> str:
-    """Return the cookie's value. Raises ``InvalidArgument`` if they are too many."""
-    written = _SEPARATOR.join(quote(topic, safe="") for topic in topics)
-    if len(topics) > FAVOURITES_MAX or len(written) > COOKIE_CHARS_MAX:
-        raise InvalidArgument(f"at most {FAVOURITES_MAX} topics with short names can be favourites; remove one first")
-    return written
-
-
-def set_favourites(response: Response, packed: str, *, is_encrypted: bool) -> None:
-    """Give the browser the cookie."""
-    # By its path, browsers send it to the pages of topics alone.
-    response.set_cookie(
-        COOKIE, packed, COOKIE_SECONDS, httponly=True, samesite="strict", secure=is_encrypted, path="/topics"
-    )
-
+# ---- One request.
 
 PARAMETER_CHARS_MAX = 4_096
 
@@ -230,10 +199,6 @@ class Visit:
     def may_change_users(self) -> bool:
         """Predicate: should the page offer the administration of users?"""
         return bool(self.session.user) and self.may(ADMIN)
-
-    def is_favourite(self, topic: str) -> bool:
-        """Return whether a topic is a favourite of this browser."""
-        return topic in favourites_of(self.request)
 
     # ---- answers
 

@@ -10,17 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.client import Admin, Consumer, GroupConsumer, Message, MessageIllegal, Producer, StoredMessage
-from flintmq.client.cli.failures import EXIT_ERROR, EXIT_NOT_FOUND, EXIT_OK, EXIT_USAGE
+from flintmq.client import Consumer, GroupConsumer, Message, MessageIllegal, Producer, StoredMessage
+from flintmq.client.cli.failures import EXIT_ERROR, EXIT_OK, EXIT_USAGE
 from flintmq.client.operator.dead_letters import BATCH_COUNT, PROPERTY_DLQ_ORIGIN_MESSAGE_ID
 from flintmq.protocol.commands import UPDATE_AND_CREATE_TOPIC
-from flintmq.protocol.display import iso
 from tests.cli_tools import Cli, Terminal
 from tests.conftest import BrokerFactory, ConnectionFactory, RawConnection, RunningBroker
 from tests.dead_letter_tools import bury, send_back
 from tests.delivery_tools import fill, receive
 from tests.group_tools import joined
-from tests.integration.test_cli_admin import described
 
 
 @pytest.fixture
@@ -62,17 +60,6 @@ def waiting(cli: Cli, group: str) -> tuple[int, int]:
 
 
 class TestShow:
-    def test_groups_are_listed_with_the_times_of_waiting_dead_letters(
-        self, cli: Cli, group: str, shared_broker: RunningBroker
-    ) -> None:
-        (row,) = [row for row in cli.run("dlq", "list", "-o", "json").rows if row["group"] == group]
-        assert set(row) == described("dlq list")
-        times = [iso(message.stored_at) for message in stored(shared_broker, f"%DLQ%{group}")]
-        assert [row["oldest_at"], row["newest_at"]] == [times[0], times[-1]]
-        cli.run("dlq", "purge", group, "--yes")
-        (row,) = [row for row in cli.run("dlq", "list", "-o", "json").rows if row["group"] == group]
-        assert (row["waiting"], row["messages"], row["oldest_at"], row["newest_at"]) == (0, 4, None, None)
-
     def test_a_dead_letter_is_shown_as_it_was_sent(
         self, cli: Cli, topic: str, shared_broker: RunningBroker, connection: RawConnection
     ) -> None:
@@ -82,11 +69,6 @@ class TestShow:
         )
         (receipt,) = bury(shared_broker, connection, group, [sent])
         (row,) = cli.run("dlq", "show", group, "-o", "json").rows
-        assert set(row) - {"body_base64"} == (described("pull") | described("dlq show")) - {
-            "body",
-            "body_base64",
-            "pull",
-        }
         assert base64.b64decode(row["body_base64"]) == sent.body
         assert (row["keys"], row["tag"], row["sharding_key"], row["properties"]) == (
             ["a", "b"],
@@ -145,7 +127,6 @@ class TestResend:
         receipts = bury(shared_broker, connection, group, sent)
         dry = cli.run("dlq", "resend", group, "--dry-run", "-o", "json")
         assert dry.rows == [{"group": group, "topic": name, "messages": 1} for name in sorted([topic, other])]
-        assert set(dry.rows[0]) == described("dlq resend")
         assert bodies(shared_broker, topic) == [b"first"]
         done = cli.run("dlq", "resend", group, "-o", "json")
         assert (done.rows, done.err) == (dry.rows, "sent 2 messages again; 0 still waiting\n")
@@ -223,118 +204,6 @@ class TestResend:
         cli.run("dlq", "resend", group)
         third = stored(shared_broker, topic)[8:]
         assert [message.properties[PROPERTY_DLQ_ORIGIN_MESSAGE_ID] for message in third] == ids
-
-    def test_a_resend_to_the_group_uses_its_retry_topic(
-        self, cli: Cli, topic: str, group: str, shared_broker: RunningBroker
-    ) -> None:
-        assert cli.run("dlq", "resend", group, "--to-group").code == EXIT_OK
-        assert len(stored(shared_broker, topic)) == 4, "nobody else gets them"
-        retried = stored(shared_broker, f"%RETRY%{group}")
-        assert [message.properties["RETRY_TOPIC"] for message in retried] == [topic] * 4
-        assert waiting(cli, group) == (0, 4)
-
-    def test_a_running_group_gets_its_dead_letters_again(
-        self, cli: Cli, topic: str, group: str, shared_broker: RunningBroker, connect: ConnectionFactory
-    ) -> None:
-        member = joined(connect(shared_broker), group, "m-1", topic)
-        assert cli.run("dlq", "resend", group).err == "sent 4 messages again; 0 still waiting\n"
-        member.leave()
-
-    def test_a_group_that_consumes_its_dead_letters_itself_keeps_its_progress(
-        self, cli: Cli, topic: str, group: str, shared_broker: RunningBroker, connect: ConnectionFactory
-    ) -> None:
-        member = joined(connect(shared_broker), group, "m-1", f"%DLQ%{group}")
-        done = cli.run("dlq", "resend", group)
-        assert done.code == EXIT_ERROR
-        assert "GROUP_RUNNING (1413)" in done.err
-        assert len(stored(shared_broker, topic)) == 4, "nothing was sent"
-        member.leave()
-
-    def test_progress_is_committed_only_if_no_earlier_dead_letter_waits(
-        self, cli: Cli, topic: str, group: str, shared_broker: RunningBroker
-    ) -> None:
-        cli.run("dlq", "resend", group, "--queue-offset", "2:")
-        assert waiting(cli, group) == (4, 4)
-        cli.run("dlq", "resend", group, "--queue-offset", ":2")
-        assert waiting(cli, group) == (2, 4)
-        rows = cli.run("dlq", "show", group, "-o", "json").rows
-        cli.run("dlq", "resend", group, "--id", rows[1]["message_id"])
-        assert waiting(cli, group) == (2, 4)
-        cli.run("dlq", "resend", group, "--id", rows[1]["message_id"], "--id", rows[0]["message_id"])
-        assert waiting(cli, group) == (0, 4)
-        assert bodies(shared_broker, topic)[4:] == [b"2", b"3", b"0", b"1", b"3", b"2", b"3"]
-
-    def test_a_resend_stops_before_an_unsendable_message_and_names_the_way_to_continue(
-        self, cli: Cli, topic: str, shared_broker: RunningBroker, connection: RawConnection
-    ) -> None:
-        group, gone = f"{topic}-g", f"{topic}-gone"
-        bury(
-            shared_broker, connection, group, [Message(name, b"%d" % n) for n, name in enumerate([topic, gone, topic])]
-        )
-        with Admin(shared_broker.address) as admin:
-            admin.delete_topic(gone)
-        before = len(stored(shared_broker, topic))
-        for count in (1, 0):
-            stopped = cli.run("dlq", "resend", group)
-            assert stopped.code == EXIT_ERROR
-            assert f"sent {count} message" in stopped.err
-            assert f"offset 1 of %DLQ%{group} cannot be sent again: its topic {gone} does not exist" in stopped.err
-            assert f"flintmq dlq purge {group} --before 2 skips it" in stopped.err
-        assert len(stored(shared_broker, topic)) == before + 1
-        with Admin(shared_broker.address) as admin:
-            assert gone not in admin.topics(), "the topic was not created again"
-        cli.run("dlq", "purge", group, "--before", "2", "--yes")
-        assert cli.run("dlq", "resend", group).code == EXIT_OK
-        assert len(stored(shared_broker, topic)) == before + 2
-
-    def test_a_dead_letter_that_no_consumer_sent_back_needs_a_topic(
-        self, cli: Cli, topic: str, shared_broker: RunningBroker
-    ) -> None:
-        group = f"{topic}-g"
-        with Producer(shared_broker.address) as producer, Admin(shared_broker.address) as admin:
-            admin.create_topic(topic)
-            admin.create_topic(f"%DLQ%{group}", queues=1)
-            producer.send(Message(f"%DLQ%{group}", b"x"))
-        refused = cli.run("dlq", "resend", group)
-        assert refused.code == EXIT_ERROR
-        assert "it does not record its original topic" in refused.err
-        assert cli.run("dlq", "resend", group, "--to-topic", topic).code == EXIT_OK
-        assert bodies(shared_broker, topic) == [b"x"]
-
-    @pytest.mark.parametrize(
-        ("arguments", "code", "said"),
-        [
-            (["--queue-offset", "4:"], EXIT_NOT_FOUND, "the queue keeps 0 to 3"),
-            (["--queue-offset", "3:3"], EXIT_USAGE, "'3:3' is not a range of offsets"),
-            (["--id", "7F0000010F8C2DCA0A6B92885F0000AA"], EXIT_NOT_FOUND, "QUERY_NOT_FOUND"),
-            (["--id", "{elsewhere}"], EXIT_NOT_FOUND, "was found in topic '%DLQ%"),
-            (["--id", "x", "--queue-offset", "1"], EXIT_USAGE, "either --id or --queue-offset"),
-            (["--to-topic", "a", "--to-group"], EXIT_USAGE, "--to-topic or --to-group"),
-            (["--to-topic", "no-such-topic"], EXIT_ERROR, "its topic no-such-topic does not exist"),
-        ],
-    )
-    def test_an_impossible_command_is_explained(
-        self, cli: Cli, shared_broker: RunningBroker, topic: str, group: str, arguments: list[str], code: int, said: str
-    ) -> None:
-        elsewhere = stored(shared_broker, topic)[0].offset_id
-        done = cli.run("dlq", "resend", group, *(word.replace("{elsewhere}", elsewhere) for word in arguments))
-        assert done.code == code
-        assert said in done.err
-        assert waiting(cli, group) == (4, 4)
-
-
-def test_a_group_without_dead_letters_differs_from_an_unknown_group(
-    cli: Cli, topic: str, shared_broker: RunningBroker, connect: ConnectionFactory
-) -> None:
-    member = joined(connect(shared_broker), f"{topic}-g", "m-1", topic)
-    for command in (["show"], ["resend"], ["purge", "--yes"]):
-        done = cli.run("dlq", command[0], member.group, *command[1:])
-        assert (done.code, done.out) == (EXIT_OK, "")
-        assert f"group {member.group} has no dead letters" in done.err
-        missing = cli.run("dlq", command[0], f"{member.group}x", *command[1:])
-        assert missing.code == EXIT_NOT_FOUND
-        assert f"did you mean '{member.group}'" in missing.err
-    member.leave()
 
 
 def test_purge_asks_for_confirmation(cli: Cli, group: str) -> None:

@@ -39,20 +39,22 @@ def filled(shared_broker: RunningBroker, topic: str) -> str:
     return topic
 
 
-class TestTopicAlone:
+class TestLines:
     def test_lines_that_are_piped_in_are_sent(self, cli: Cli, topic: str) -> None:
-        done = cli.spawn(topic, "--tag", "eu", stdin=b"one\ntwo\n")
+        done = cli.spawn("send", topic, "--tag", "eu", "--no-receipts", stdin=b"one\ntwo\n")
         assert done.code == 0
         assert cli.run("pull", topic, "--format", "%t %v\\n").lines == ["eu one", "eu two"]
 
     def test_many_lines_keep_their_order_and_number(self, cli: Cli, shared_broker: RunningBroker, topic: str) -> None:
         lines = [b"%d" % number * 20 for number in range(50_000)]
-        assert cli.spawn(topic, "--queue", "0", stdin=b"\n".join(lines)).code == 0
+        assert cli.spawn("send", topic, "--queue", "0", stdin=b"\n".join(lines)).code == 0
         with Consumer(shared_broker.address) as consumer:
             assert [message.body for message in consumer.iter(topic, until="latest")] == lines
 
-    def test_without_lines_it_is_followed(self, cli: Cli, shared_broker: RunningBroker, filled: str) -> None:
-        process = cli.start(filled, "--count", "11")
+    def test_a_topic_is_followed_from_its_last_ten_messages(
+        self, cli: Cli, shared_broker: RunningBroker, filled: str
+    ) -> None:
+        process = cli.start("tail", filled, "--count", "11")
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(10)] == [b"%05d\n" % n for n in range(19_990, 20_000)]
         with Producer(shared_broker.address) as producer:
@@ -75,34 +77,11 @@ class TestTopicAlone:
         process.communicate()
         assert cli.run("pull", topic).lines == ["line 0", "restline 1", "restline 2", "rest"]
 
-    def test_a_mistyped_command_is_no_new_topic(self, cli: Cli, topic: str) -> None:
+    def test_a_mistyped_command_is_no_new_topic(self, cli: Cli) -> None:
         done = cli.spawn("stauts", stdin=b"x\n")
         assert done.code == EXIT_USAGE
-        assert (
-            "there is no command stauts and no such topic (flintmq send stauts creates one); did you mean 'status'?"
-            in done.err
-        )
+        assert "there is no command stauts; did you mean 'status'?" in done.err
         assert cli.run("topic", "status", "stauts").code == EXIT_NOT_FOUND
-        assert cli.run("send", "stauts", "x").code == 0
-        assert cli.spawn("stauts", "-n", "1").out == "x\n"
-        cli.run("topic", "delete", "stauts", "-y")
-
-    @pytest.mark.parametrize(
-        ("arguments", "error"),
-        [
-            (("sned", "orders", "x"), "there is no command sned; did you mean 'send'?"),
-            (("consum", "orders"), "there is no command consum; did you mean 'consume' or 'console'?"),
-            (("get", "orders"), "there is no command get; did you mean"),
-            (
-                ("orders", "two words"),
-                "there is no command orders; to send to a topic of that name, use flintmq send orders 'two words'",
-            ),
-        ],
-    )
-    def test_a_mistyped_command_with_arguments_is_named(self, cli: Cli, arguments: tuple[str, ...], error: str) -> None:
-        done = cli.run(*arguments)
-        assert done.code == EXIT_USAGE
-        assert error in done.err
 
     def test_a_topic_with_the_name_of_a_command_is_reached(self, cli: Cli) -> None:
         assert cli.run("send", "tail", "x").code == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 from collections import defaultdict
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flintmq.client import Admin, Consumer, Message, Producer, StoredMessage
-from flintmq.client.cli.failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_NOT_FOUND, EXIT_USAGE
+from flintmq.client.cli.failures import EXIT_INTERRUPTED
 from tests.cli_tools import Cli
 from tests.conftest import RunningBroker
 
@@ -143,25 +142,6 @@ class TestCopy:
         assert cli.run("copy", topic, f"{topic}-copy", "--from", rest).code == 0
         assert_same(shared_broker, topic, f"{topic}-copy")
 
-    @pytest.mark.parametrize(
-        ("options", "code", "why"),
-        [
-            (["--key", "k", "--from", "17"], EXIT_USAGE, "with --key, --from must be a time"),
-            (["--filter", "a >"], EXIT_ERROR, "SUBSCRIPTION_PARSE_FAILED"),
-            (["--from", "99999"], EXIT_ERROR, "PULL_OFFSET_MOVED"),
-        ],
-    )
-    def test_a_selection_that_cannot_be_is_refused(
-        self, cli: Cli, filled: str, options: list[str], code: int, why: str
-    ) -> None:
-        done = cli.run("copy", filled, f"{filled}-copy", *options)
-        assert (done.code, why in done.err) == (code, True), done.err
-
-    def test_a_topic_that_is_not_there_is_named(self, cli: Cli, topic: str) -> None:
-        done = cli.run("copy", topic, f"{topic}-copy")
-        assert (done.code, f"topic {topic} does not exist" in done.err) == (EXIT_NOT_FOUND, True)
-        assert f"{topic}-copy" not in {row["topic"] for row in cli.run("topic", "list", "-o", "json").rows}
-
 
 class TestExportAndImport:
     def test_exported_messages_are_imported_in_the_same_order(
@@ -176,52 +156,6 @@ class TestExportAndImport:
         assert done.code == 0, done.err
         assert f"imported {COUNT:,} messages" in done.err
         assert_same_but_for_sharding(shared_broker, filled, target)
-
-    def test_a_line_needs_only_a_body(self, cli: Cli, shared_broker: RunningBroker, topic: str, tmp_path: Path) -> None:
-        cli.run("topic", "create", topic)
-        lines = '{"body": "hello"}\n\n{"body_base64": "/w==", "keys": ["a", "b"], "tag": "t", "else": 1}\n'
-        (tmp_path / "lines").write_text(lines)
-        assert cli.run("import", topic, str(tmp_path / "lines")).code == 0
-        found = [each for messages in by_queue(shared_broker, topic).values() for each in messages]
-        assert sorted((each.body, each.keys, each.tags) for each in found) == [
-            (b"hello", (), None),
-            (b"\xff", ("a", "b"), "t"),
-        ]
-
-    @pytest.mark.parametrize(
-        ("line", "why"),
-        [
-            ("{", "line 2 is not a message: not JSON"),
-            ("[]", "line 2 is not a message: expected a JSON object, got list"),
-            ("[" * 100_000, "line 2 is not a message: not JSON"),
-            (b'{"body": "\xff"}', "line 2 is not a message: not JSON: 'utf-8' codec can't decode byte 0xff"),
-            ('{"body": "\\ud800"}', "line 2 is not a message"),
-            ('{"keys": []}', 'needs either "body" (a string) or "body_base64"'),
-            ('{"body": "x", "body_base64": "eA=="}', "needs either"),
-            ('{"body_base64": "?"}', "body_base64 is not base64"),
-            ('{"body": "x", "queue": -1}', "queue must be an integer of at least 0, got -1"),
-            ('{"body": "x", "queue": "0"}', "at least 0, got '0'"),
-            ('{"body": "x", "keys": 5}', "line 2 is not a message"),
-            ('{"body": "x", "keys": ["a b"]}', "has a space"),
-            ('{"body": "x", "tag": 7}', "the tag must be a str"),
-            ('{"body": "x", "properties": {"KEYS": "x"}}', "the property KEYS cannot be set directly"),
-            ('{"body": "x", "properties": {"a": 1}}', "must be a str"),
-        ],
-    )
-    def test_a_line_that_is_no_message_is_named_and_ends_the_import(
-        self, cli: Cli, shared_broker: RunningBroker, topic: str, line: str | bytes, why: str
-    ) -> None:
-        cli.run("topic", "create", topic, "--queues", "1")
-        line = line.encode() if isinstance(line, str) else line
-        done = cli.run("import", topic, stdin=b'\xef\xbb\xbf{"body": "first"}\n%b\n{"body": "never"}\n' % line)
-        assert (done.code, done.out) == (EXIT_USAGE, "")
-        assert why in done.err
-        assert "imported 1 message (5 B)" in done.err
-        assert [each.body for each in by_queue(shared_broker, topic)[0]] == [b"first"]
-
-    def test_an_import_makes_no_topic(self, cli: Cli, topic: str) -> None:
-        done = cli.run("import", topic, stdin='{"body": "x"}')
-        assert (done.code, f"flintmq topic create {topic}" in done.err) == (EXIT_NOT_FOUND, True)
 
     def test_an_interrupted_import_acknowledges_the_messages_it_read(
         self, cli: Cli, shared_broker: RunningBroker, topic: str
@@ -238,15 +172,6 @@ class TestExportAndImport:
         assert process.stderr is not None
         said = process.stderr.read().decode()
         assert f"imported {len(by_queue(shared_broker, topic)[0]):,} messages" in said
-
-    def test_json_that_tail_shows_can_be_imported(self, cli: Cli, shared_broker: RunningBroker, filled: str) -> None:
-        shown = cli.run("pull", filled, "-n", "5", "-o", "json")
-        target = f"{filled}-shown"
-        cli.run("topic", "create", target)
-        assert cli.run("import", target, stdin=shown.out).code == 0
-        numbers = {row["properties"]["number"] for row in map(json.loads, shown.lines)}
-        found = [each for messages in by_queue(shared_broker, target).values() for each in messages]
-        assert {each.user_properties["number"] for each in found} == numbers
 
 
 def assert_same_but_for_sharding(running: RunningBroker, topic: str, imported: str) -> None:

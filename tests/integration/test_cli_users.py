@@ -87,19 +87,6 @@ class TestFile:
         contexts.write_text('[contexts.prod]\nbroker = "localhost:1"\n', encoding="utf-8-sig")
         assert [row["context"] for row in cli.run("context", "list", "-o", "json").rows] == ["prod"]
 
-    @pytest.mark.parametrize(
-        ("content", "why"),
-        [(b"\xe9t\xe9\n", "line 1 is not UTF-8"), ("été\n".encode("utf-16"), "it is UTF-16; save it as UTF-8")],
-    )
-    def test_a_password_in_another_encoding_is_refused(
-        self, cli: Cli, store: Path, tmp_path: Path, content: bytes, why: str
-    ) -> None:
-        (tmp_path / "secret").write_bytes(content)
-        for file, stdin in ((str(tmp_path / "secret"), None), ("-", content)):
-            done = cli.run("user", "add", "x", "--password-file", file, stdin=stdin)
-            assert (done.code, done.out) == (2, "")
-            assert f"cannot read the password from {file!r}: {why}" in done.err
-
     def test_a_password_is_asked_for_twice_on_a_terminal(self, cli: Cli, store: Path) -> None:
         terminal = Terminal(cli, ["user", "add", "billing"], 100)
         terminal.read_until("new password for billing")
@@ -109,29 +96,6 @@ class TestFile:
         assert terminal.finish() == 0
         assert "secret enough" not in terminal.text
         assert names(store) == ["billing"]
-
-    @pytest.mark.parametrize(
-        ("arguments", "why"),
-        [
-            (["add", "a/b", "--generate"], "is not a valid user name"),
-            (["add", "there", "--generate"], "user 'there' already exists; flintmq user passwd there"),
-            (["add", "x"], "needs a password: use --generate"),
-            (["passwd", "ther", "--generate"], "there is no user 'ther'; did you mean 'there'?"),
-            (["remove", "nobody", "--yes"], "there is no user 'nobody'"),
-            (["add", "x", "--generate", "--store", "/nowhere"], "there is no store in '/nowhere'"),
-            (["add", "x", "--password-file", "/nowhere"], "cannot read the password from '/nowhere'"),
-        ],
-    )
-    def test_an_impossible_change_is_reported_and_changes_nothing(
-        self, cli: Cli, store: Path, arguments: list[str], why: str
-    ) -> None:
-        set_user(store, "there")
-        before = (store / USERS_FILE).read_bytes()
-        done = cli.run("user", *arguments)
-        assert (done.code, done.out) == (2, "")
-        assert why in done.err
-        assert (store / USERS_FILE).read_bytes() == before
-        assert sorted(os.listdir(store / "flintmq")) == ["users.json", "users.json.bak"]
 
     def test_a_damaged_file_is_not_overwritten(self, cli: Cli, store: Path) -> None:
         set_user(store, "there")
@@ -234,29 +198,6 @@ class TestAccessKeys:
         assert secret not in listed.out
         assert cli.run("user", "key", "remove", "billing", key, "--yes").code == 0
         assert cli.run("user", "key", "list", "billing", "-o", "json").rows == []
-
-    def test_clients_can_keep_the_key_that_they_have(self, cli: Cli, store: Path, tmp_path: Path) -> None:
-        cli.run("user", "add", "billing", "--generate")
-        secret_file = tmp_path / "secret"
-        secret_file.write_text("12345678\nanother line\n")
-        made = cli.run(
-            "user", "key", "add", "billing", "--key", "rocketmq2", "--secret-file", str(secret_file), "-o", "json"
-        )
-        assert made.rows == [{"user": "billing", "outcome": "added", "key": "rocketmq2", "secret": "12345678"}]
-
-    @pytest.mark.parametrize(
-        ("arguments", "words"),
-        [
-            (("key", "add", "biling"), "did you mean"),
-            (("key", "add", "billing", "--key", "short"), "7 to 64"),
-            (("key", "remove", "billing", "nothing", "--yes"), "no access key 'nothing'"),
-        ],
-    )
-    def test_a_wrong_argument_is_named(self, cli: Cli, arguments: tuple[str, ...], words: str) -> None:
-        cli.run("user", "add", "billing", "--generate")
-        refused = cli.run("user", *arguments)
-        assert refused.code != 0
-        assert words in refused.err
 
     def test_an_administrator_changes_keys_over_the_network(
         self, tmp_path: Path, broker: BrokerFactory, store: Path

@@ -25,7 +25,7 @@ from flintmq.client import (
 from tests.cli_tools import Cli
 from tests.client_drivers import Clients
 from tests.conftest import BrokerFactory, RunningBroker
-from tests.integration.test_cli_admin import described
+from tests.integration.test_cli_transcripts import documented
 
 
 def bodies(broker: RunningBroker, topic: str) -> Counter[bytes]:
@@ -133,7 +133,7 @@ def test_the_shell_shows_and_drops_staged_messages(broker: BrokerFactory, tmp_pa
         for attempt in ("q/1/a", "q/1/b", "r/1/a"):
             producer.send_many([Message(name, b"x") for name in ("t", "u", "t")], prepare=attempt)
         rows = cli.run("tx", "prepared", "q/", "-o", "json").rows
-        assert set(rows[0]) == described("tx prepared")
+        assert set(rows[0]) == documented("tx prepared")
         assert [(row["attempt"], row["topics"], row["messages"]) for row in rows] == [
             ("q/1/a", "t u", 3),
             ("q/1/b", "t u", 3),

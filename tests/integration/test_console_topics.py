@@ -8,15 +8,12 @@ import re
 import threading
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import quote
 
 import httpx2
 import pytest
-from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from flintmq.client import Admin, Consumer, Message, Producer
-from flintmq.client.console.visit import COOKIE, favourites_of, packed_favourites
 from tests.conftest import BrokerFactory, RunningBroker
 from tests.console_tools import SAME_SITE, console_of, console_process, faults_of, requests_of
 from tests.group_tools import until
@@ -90,7 +87,6 @@ def test_a_replayed_message_is_the_same_and_says_what_it_repeats(
 def _form(page: str) -> dict[str, str]:
     """Return the fields of the send form as a browser would submit them."""
     import html
-    import re
 
     fields = {
         name: html.unescape(value).replace("\n", "\r\n")
@@ -113,42 +109,6 @@ def test_a_topic_is_changed_and_deleted_by_its_name(running: RunningBroker, clie
         assert "orders" in admin.topics()
         assert client.post("/topics/orders/delete", data={"name": "orders"}, headers=SAME_SITE).status_code == 303
         assert "orders" not in admin.topics()
-
-
-def test_favourites_are_at_the_top_of_the_list(running: RunningBroker, client: TestClient) -> None:
-    with Admin(running.address) as admin:
-        for name in ("apples", "zebras"):
-            admin.create_topic(name, 1)
-
-    def order() -> list[str]:
-        return re.findall(r'<tr id="t-([^"]+)">', client.get("/topics").text)
-
-    def choose(topic: str, on: int) -> httpx2.Response:
-        return client.post(f"/topics/{quote(topic, safe='')}/favourite", data={"on": on}, headers=SAME_SITE)
-
-    listed = order()
-    assert listed[0] == "apples"
-    assert "Add to the favourites" in client.get("/topics/orders").text
-    for topic in ("orders", "zebras"):
-        assert choose(topic, 1).status_code == 303
-    page = client.get("/topics/orders").text
-    assert faults_of(page) == []
-    assert "Remove from the favourites" in page
-    assert order()[:3] == ["orders", "zebras", "apples"]
-    assert client.get("/topics").text.count("★") == 2
-    choose("orders", 0)
-    assert order()[:2] == ["zebras", "apples"]
-    refused = [choose(f"{number}{'x' * 90}", 1).status_code for number in range(40)]
-    assert refused[0] == 303
-    assert refused[-1] == 400
-    assert order()[0] == "zebras"
-
-
-def test_favourites_of_any_name_survive_the_cookie() -> None:
-    names = ["%RETRY%billing", "a:b", "zürich", "x" * 127]
-    cookie = f"{COOKIE}={packed_favourites(names)}"
-    request = Request({"type": "http", "headers": [(b"cookie", cookie.encode("ascii"))]})
-    assert favourites_of(request) == names
 
 
 def test_a_read_only_console_sends_changes_and_deletes_nothing(running: RunningBroker) -> None:

@@ -253,9 +253,7 @@ class TestRestart:
         assert sorted(stored_in(connection, "t")) == keys(0, 41)
 
     def test_a_frame_that_was_torn_is_completed(self, broker: BrokerFactory, connect: ConnectionFactory) -> None:
-        running = broker(
-            "--flush", "async", settings={"flush.interval_ms": 60_000, "flush.thorough_interval_ms": 60_000}
-        )
+        running = broker("--flush", "async", settings={"flush.interval_ms": 60_000})
         connection = connect(running)
         bodies = [b"%d" % number for number in range(5)]
         answer = produce(connection, "t", *bodies, queue=1).raise_for_error()

@@ -76,18 +76,6 @@ def test_stamps_of_an_earlier_broker_are_replaced(remote: RemotingSocket, topic:
     assert record.property_map()["CLUSTER"] == "DefaultCluster"
 
 
-def test_without_stamps_only_requests_name_the_cluster(broker: BrokerFactory, topic: str) -> None:
-    gateway = RemotingBroker(broker, {"remoting.stamp_properties": False})
-    with gateway.connect() as remote:
-        remote.produce(topic, properties={"UNIQ_KEY": KEY})
-        remote.produce(topic, properties={"CORRELATION_ID": "c", "UNIQ_KEY": KEY[:-1] + "2"})
-        remote.call(codes.SEND_BATCH_MESSAGE, send_fields(topic, {}, m=True), batch_body((b"b", {"UNIQ_KEY": "u"})))
-        plain, request, of_batch = remote.pull(topic)
-    assert plain.property_map().keys() == {"UNIQ_KEY"}
-    assert request.property_map().keys() == {"UNIQ_KEY", "CORRELATION_ID", "CLUSTER"}
-    assert of_batch.property_map().keys() == {"UNIQ_KEY"}
-
-
 @pytest.mark.parametrize(
     ("name", "idle", "asking"),
     [

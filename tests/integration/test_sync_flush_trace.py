@@ -36,7 +36,7 @@ def _trace_allowed() -> bool:
 def test_an_fdatasync_ends_between_each_message_and_its_acknowledgement(
     broker: Factory, connect: Factory, tmp_path: Path, policy: str, wanted: bool
 ) -> None:
-    running = broker("--flush", policy, settings={"flush.interval_ms": 60_000, "flush.thorough_interval_ms": 600_000})
+    running = broker("--flush", policy, settings={"flush.interval_ms": 60_000})
     connection = connect(running)
     connection.produce("traced", b"the topic is there now").raise_for_error()
     trace = tmp_path / "trace"

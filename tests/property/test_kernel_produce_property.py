@@ -11,7 +11,7 @@ import msgpack
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flintmq.broker.kernels import produce_plan as plan
+from flintmq.broker.kernels import produce as plan
 from flintmq.protocol.storage.layout import PRODUCED_PROPERTIES_BYTES_MAX
 from flintmq.protocol.storage.record import Record, check_record_crc, decode_record
 from tests.twins import frames

@@ -1,4 +1,4 @@
-"""Words of other brokers' command lines: each leads to a command and is not taken for a topic's name."""
+"""Words of other brokers' command lines: each leads to a command."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from pathlib import Path
 import click
 import pytest
 
-from flintmq.client.cli.command import ALIASES, BROKER_WORDS, OTHER_NAMES, SUBCOMMAND_ALIASES, looks_like_command
+from flintmq.client.cli.command import ALIASES, BROKER_WORDS, OTHER_NAMES, OTHER_SUBCOMMANDS, SUBCOMMAND_ALIASES
 from flintmq.client.cli.failures import EXIT_USAGE
 from flintmq.client.cli.main import COMMANDS, root
 from tests.cli_tools import Cli
-
-KNOWN = [*COMMANDS, *ALIASES, "help", "version"]
 
 
 @pytest.fixture
@@ -69,26 +67,36 @@ def test_help_prints_the_help_of_the_named_command(cli: Cli) -> None:
     assert cli.run("version").out == cli.run("--version").out
 
 
+@pytest.mark.parametrize(("word", "meant"), OTHER_NAMES.items())
+def test_a_word_of_another_tool_is_answered_with_the_command_to_type(cli: Cli, word: str, meant: str) -> None:
+    for typed in (word, word.upper()):
+        done = cli.run(typed, "orders")
+        assert (done.code, done.out) == (EXIT_USAGE, "")
+        assert done.err.startswith(f"flintmq: there is no command {typed}; did you mean '{meant}'?\n")
+
+
+@pytest.mark.parametrize(("word", "meant"), OTHER_SUBCOMMANDS.items())
+def test_a_group_of_commands_answers_such_words_too(cli: Cli, word: str, meant: tuple[str, ...]) -> None:
+    for name in COMMANDS:
+        command = _command(name)
+        if isinstance(command, click.Group) and word not in command.commands:
+            done = cli.run(name, word)
+            assert done.code == EXIT_USAGE
+            wanted = [each for each in meant if each in command.commands]
+            assert not wanted or f"there is no command {name} {word}; did you mean '{wanted[0]}'?" in done.err
+
+
 @pytest.mark.parametrize(
-    ("word", "looks"),
+    ("word", "answer"),
     [
-        ("help", True),
-        ("HELP", True),
-        ("hlep", True),
-        ("verison", True),
-        ("list", True),
-        ("topics", True),
-        ("serve", True),
-        ("consumer", True),
-        ("ls", True),
-        ("pubs", True),
-        ("orders", False),
-        ("events", False),
-        ("metrics", False),
-        ("payments", False),
-        ("help-desk", False),
-        ("topic-0", False),
+        ("hlep", "; did you mean 'help'?"),
+        ("verison", "; did you mean 'version'?"),
+        ("serve", "; flintmq-broker serve starts a broker, and flintmq-broker --help lists its tools"),
+        ("invoices", "; for a topic, type flintmq tail invoices or flintmq send invoices"),
+        ("x\x1b[31m", "; for a topic, type flintmq tail x\\x1b[31m or flintmq send x\\x1b[31m"),
     ],
 )
-def test_a_word_that_may_mean_a_command_is_recognized(word: str, looks: bool) -> None:
-    assert looks_like_command(word, KNOWN) is looks
+def test_any_other_word_is_no_topic_but_an_error(cli: Cli, word: str, answer: str) -> None:
+    done = cli.run(word)
+    assert (done.code, done.out) == (EXIT_USAGE, "")
+    assert answer in done.err

@@ -14,7 +14,7 @@ from flintmq.broker.app.daemon import main as broker_program
 from flintmq.broker.config import FIELDS
 from flintmq.broker.metrics.catalog import METRICS
 from flintmq.client.cli.command import ALIASES, SUBCOMMAND_ALIASES, common_options
-from flintmq.client.cli.main import COMMANDS, root
+from flintmq.client.cli.main import root
 from tests.unit.test_links import CODE, FENCED
 
 ROOT = Path(__file__).parents[2]
@@ -50,8 +50,8 @@ def fault(line: str) -> str | None:
     command: click.Command = broker_program if program == "flintmq-broker" else root
     known = {option for param in common_options() for option in param.opts} if command is root else set()
     ctx = click.Context(command, info_name=program)
-    if command is root and words and words[0] not in COMMANDS:
-        words = [*ALIASES.get(words[0], "tail").split(), *words[1:]]  # a topic alone
+    if command is root and words and words[0] in ALIASES:
+        words = [*ALIASES[words[0]].split(), *words[1:]]
     while isinstance(command, click.Group) and words and words[0][0] not in "-[" and not words[0].isupper():
         names = (words[0], *SUBCOMMAND_ALIASES.get(words[0], ()))
         below = next((each for name in names if (each := command.get_command(ctx, name)) is not None), None)
@@ -87,6 +87,7 @@ def test_the_metrics_of_the_runbook_exist(document: Path) -> None:
 
 def test_what_does_not_exist_is_found() -> None:
     assert fault("flintmq dlq show billing --all") is None
-    assert fault("flintmq orders") is None
+    assert fault("flintmq sub orders") is None
+    assert fault("flintmq orders") == "root has no orders"
     assert fault("flintmq dlq mend billing") == "dlq has no mend"
     assert fault("flintmq-broker verify STORE --fix") == "verify has no --fix"

@@ -14,7 +14,7 @@ from ...background.loop_work import LoopWorker
 from ...store import SettledAhead
 from . import table
 from .redelivery import Moving, Redelivery, ReturnedBatch
-from .table import Expired, InFlightTable, QueueKey, Take
+from .table import IN_FLIGHT_MAX, Expired, InFlightTable, QueueKey, Take
 
 if TYPE_CHECKING:
     from ...background.services import OnFatal
@@ -206,9 +206,8 @@ class PopService:
         tally: Tally,
         *,
         now_ms: Callable[[], int],
-        in_flight_max: int,
     ) -> None:
-        self.table = InFlightTable(writer.store.consumer_offsets, in_flight_max, self._forgotten)
+        self.table = InFlightTable(writer.store.consumer_offsets, IN_FLIGHT_MAX, self._forgotten)
         self.waits = Waits(loop.call_at)
         """Consumers that wait for messages."""
         self.watches = Waits(loop.call_at, every=True)

@@ -238,6 +238,8 @@ class QueueInFlight:
         return [*ranges, *self._ahead]
 
 
+IN_FLIGHT_MAX = 200_000
+"""Maximum number of messages in flight, in all queues of all groups; 0.5 KiB each."""
 OF_QUEUE_MAX = 10_000
 """Maximum number of messages of one queue that a group has in flight."""
 STALE_ENTRIES_MIN = 256

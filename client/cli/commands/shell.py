@@ -111,7 +111,7 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
     "send": [
         ("one message", "flintmq send orders 'hello'"),
         ("with a key, a tag and a property", "flintmq send orders -k o-1 -t eu -p source=web '{\"id\": 1}'"),
-        ("one message per line", "cat orders.jsonl | flintmq orders"),
+        ("one message per line", "cat orders.jsonl | flintmq send orders"),
         ("with the key at the start of each line", "cat pairs.txt | flintmq send orders -K ="),
         ("whole files", "flintmq send images -f a.png -f b.png"),
         ("in order for each customer", "flintmq send orders --sharding-key c-7 'first' 'second'"),
@@ -119,7 +119,7 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ("show the messages waiting for later delivery", "flintmq delay list"),
     ],
     "read": [
-        ("follow the topic, starting with the last ten", "flintmq orders"),
+        ("follow the topic, starting with the last ten", "flintmq tail orders"),
         ("all stored messages", "flintmq tail orders --from earliest --until latest"),
         ("since 8 this morning, one tag", "flintmq tail orders --from @08:00 --tag eu"),
         ("filtered by properties", "flintmq tail orders --filter \"amount >= 5 AND region IN ('eu', 'us')\" -n 10"),

@@ -22,7 +22,7 @@ from ..bodies import preview
 from ..failures import Refused
 from ..sampler import all_topics
 from ..sparkline import sparkline_points
-from ..visit import Visit, check_typed, chosen, favourites_of, packed_favourites, set_favourites, whole_number
+from ..visit import Visit, check_typed, chosen, whole_number
 
 ROWS_MAX = 50
 RETENTION_HOURS_MAX = 1_000_000
@@ -64,9 +64,8 @@ async def topic_list(visit: Visit) -> Response:
         shown.sort(key=lambda row: row.messages, reverse=True)
     elif order == "last":
         shown.sort(key=lambda row: row.last_stored_ms, reverse=True)
-    favourites = favourites_of(visit.request)
     # Those of the broker and of groups last.
-    shown.sort(key=lambda row: (row.topic not in favourites, configs[row.topic].system or is_own(row.topic)))
+    shown.sort(key=lambda row: configs[row.topic].system or is_own(row.topic))
     first = visit.number("first", 0, 0, max(0, len(shown) - 1))
     rows = [
         TopicRow(row, configs[row.topic], sampler.last_rate(row.topic), sparkline_points(sampler.rates(row.topic)))
@@ -75,7 +74,6 @@ async def topic_list(visit: Visit) -> Response:
     return await visit.page(
         "topics.html",
         rows=rows,
-        favourites=favourites,
         total=len(shown),
         hidden=sum(1 for row in totals if row.topic in configs and configs[row.topic].system),
         first=first,
@@ -99,18 +97,6 @@ async def create(visit: Visit) -> Response:
 
 
 # ---- one topic
-
-
-async def favourite(visit: Visit) -> Response:
-    """Make a topic a favourite of this browser, or no longer."""
-    topic, form = visit.path("topic"), await visit.form()
-    others = [each for each in favourites_of(visit.request) if each != topic]
-    is_added = form.get("on") == "1"
-    packed = packed_favourites([*others, topic] if is_added else others)
-    outcome = "is a favourite, at the top of the list of topics" if is_added else "is not a favourite any more"
-    response = visit.done(f"topic {shown_name(topic)} {outcome}", f"/topics/{quote(topic, safe='')}")
-    set_favourites(response, packed, is_encrypted=visit.console.options.is_encrypted)
-    return response
 
 
 async def queues(visit: Visit) -> Response:
