@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flintmq.broker.kernels import produce_plan as plan
+from flintmq.broker.kernels import produce as plan
 from flintmq.protocol.storage.layout import PRODUCED_PROPERTIES_BYTES_MAX
 from flintmq.protocol.storage.record import (
     COMMON_ONLY_PROPERTIES,

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from flintmq.broker.kernels import produce_plan as plan
+from flintmq.broker.kernels import produce as plan
 from flintmq.broker.store import common_properties
 from flintmq.protocol.errors import MessageIllegal
 from flintmq.protocol.storage.arrays.jit import INTERPRETED
