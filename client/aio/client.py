@@ -13,7 +13,6 @@ from ..core.rpc.operation import Operation, described
 from ..core.rpc.timeouts import TIMEOUT_SECONDS, check_timeout
 from ..endpoint import ConnectionLog
 from ..errors import ClientClosed
-from .connection import Waits, Watch
 from .rpc import Dialer, RpcClient
 from .runtime import ClientRuntime
 
@@ -26,13 +25,9 @@ class Base:
 
     def __init__(self, addresses: str | Iterable[str] | None, timeout: float, access: AccessOptions) -> None:
         self._life = ClientRuntime(type(self).__name__)
-        self._watch = Watch(self._life)
-        self._waits = Waits(self._life, self._watch)
         log = ConnectionLog(type(self).__name__)
-        self._dialer = Dialer(
-            parse_addresses(addresses), access_for(self, access), log, self._life, self._watch, self._waits
-        )
-        self._caller = self._primary = RpcClient(self._dialer, self._life, self._watch, self._waits, timeout)
+        self._dialer = Dialer(parse_addresses(addresses), access_for(self, access), log, self._life)
+        self._caller = self._primary = RpcClient(self._dialer, self._life, timeout)
 
     async def __aenter__(self) -> Self:
         self._life.enter()
@@ -41,13 +36,12 @@ class Base:
     async def _disconnect(self) -> None:
         """End all tasks and connections, and wait until they have ended."""
         self._life.end()
-        self._waits.fail(ClientClosed(f"this {type(self).__name__} was closed; make a new one"))
+        self._life.fail_waits(ClientClosed(f"this {type(self).__name__} was closed; make a new one"))
         try:
             await self._life.end_tasks()
         finally:
-            self._watch.stop()
-            ends = [connection.closed for connection in self._watch.connections]
-            for connection in list(self._watch.connections):
+            ends = [connection.closed for connection in self._life.connections]
+            for connection in list(self._life.connections):
                 connection.abort()
         if ends:
             await asyncio.wait(ends)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import select
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
-from math import inf
-from typing import Any, Protocol, TypeVar, cast
+from collections.abc import Callable
+from typing import Any, Protocol, cast
 
 from ...protocol.commands import HelloAnswer
 from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError
@@ -28,189 +25,6 @@ from ..core.rpc.operation import Operation
 from ..core.rpc.session import Answer, Asked, Session, advance
 from ..endpoint import client_name, packed_address, set_options
 from .runtime import ClientRuntime
-
-# ---- A client's clock and its only timer: deadlines and silence are judged here, after everything that
-# arrived was read.
-#
-# The clock stops while the loop is blocked. A program that computes for 40 s without awaiting anything has
-# not waited for its broker for 40 s: the responses may be in the socket, and a message may not even have been
-# sent. So that time counts towards no deadline, and the client reads the sockets to their end before it
-# judges anything late. Both are needed, because some loops run timers before they look at the sockets.
-
-TICK_SECONDS = 0.25
-"""Interval of the timer while anything is pending."""
-STALL_SECONDS = 0.1
-"""A tick that is later than this was delayed by a blocked loop."""
-READS_MAX = 256
-"""Number of reads after which lateness is judged even if more has arrived: more than any socket buffer holds."""
-
-
-class Watched(Protocol):
-    """An object that has deadlines."""
-
-    def next_due(self, now: float) -> float:
-        """Return when ``judge`` is next due (seconds of the client's clock), infinite if nothing is pending."""
-
-    def judge(self, now: float) -> None:
-        """Handle what is due at ``now``."""
-
-
-class Watch:
-    """The clock and timer of one client. ``connections``: all open ones."""
-
-    def __init__(self, life: ClientRuntime) -> None:
-        self._life = life
-        self._watched: list[Watched] = []
-        self.connections: set[Connection] = set()
-        self._stalled = 0.0
-        """Total seconds for which the loop was blocked while something was pending."""
-        self.timer: asyncio.Handle | None = None
-        """Set while something is pending."""
-        self._expected = inf
-        """When the timer should run, in monotonic seconds."""
-        self._reads_before: int | None = None
-
-    def add(self, watched: Watched) -> None:
-        """Judge ``watched`` from now on."""
-        self._watched.append(watched)
-
-    def remove(self, watched: Watched) -> None:
-        """Stop judging ``watched``."""
-        self._watched.remove(watched)
-
-    def now(self) -> float:
-        """Return the client's clock: monotonic seconds minus those for which the loop was blocked."""
-        real = time.monotonic()
-        if real - self._expected > STALL_SECONDS:
-            self._stalled += real - self._expected
-            # Otherwise the next call would count the same time again.
-            self._expected = real
-        return real - self._stalled
-
-    def wake(self, due: float) -> None:
-        """Make sure the timer runs at ``due`` at the latest."""
-        if self.timer is not None:
-            if due - self.now() > self._expected - time.monotonic():
-                return
-            self.timer.cancel()
-        self._schedule(due, self.now())
-
-    def stop(self) -> None:
-        """Stop the timer."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-        self._watched.clear()
-
-    def _schedule(self, due: float, now: float) -> None:
-        if due == inf:
-            self.timer, self._expected = None, inf
-            return
-        seconds = min(TICK_SECONDS, max(0.0, due - now))
-        self._expected = time.monotonic() + seconds
-        self.timer = self._life.loop.call_later(seconds, self._life.guarded, "the timer", self._tick)
-
-    def _tick(self) -> None:
-        now = self.now()
-        if self._due(now) <= now:
-            if self._must_read_first():
-                self._expected = time.monotonic()
-                self.timer = self._life.loop.call_soon(self._life.guarded, "the timer", self._tick)
-                return
-            self._reads_before = None
-            for watched in list(self._watched):
-                if watched.next_due(now) <= now:
-                    watched.judge(now)
-        self._schedule(self._due(now), now)
-
-    def _due(self, now: float) -> float:
-        return min((watched.next_due(now) for watched in self._watched), default=inf)
-
-    def _must_read_first(self) -> bool:
-        """Return whether bytes have arrived that the loop has not read yet."""
-        reads = sum(connection.reads for connection in self.connections)
-        if self._reads_before is None:
-            self._reads_before = reads
-        if reads - self._reads_before > READS_MAX:
-            return False
-        return any(connection.has_unread() for connection in self.connections)
-
-
-# ---- Waits for futures with a deadline on the client's clock.
-
-T = TypeVar("T")
-Late = Callable[[], FlintError | float | None]
-"""Creates the error of a wait whose time is over, or returns a new end of it; None: the wait just ends, without a
-result."""
-
-
-class Waits:
-    """All waits of a client's calls, kept here so that no call outlives its client."""
-
-    def __init__(self, life: ClientRuntime, watch: Watch) -> None:
-        self._life = life
-        self._watch = watch
-        self._waiting: dict[asyncio.Future[object], tuple[float, Late]] = {}
-        self._limits: dict[asyncio.Timeout, float] = {}
-        life.add(self)
-        watch.add(self)
-
-    async def wait(self, future: asyncio.Future[T], deadline: float, late: Late) -> T:
-        """Return the future's result; raise the error from ``late`` when the time is over. If the wait is cancelled, so
-        is the future."""
-        self._life.check()
-        waiting: asyncio.Future[object] = future  # type: ignore[assignment] # Future is invariant
-        self._waiting[waiting] = (deadline, late)
-        if deadline != inf:
-            self._watch.wake(deadline)
-        try:
-            return await future
-        finally:
-            del self._waiting[waiting]
-            del future, waiting  # else the raised error would be a local of a frame in its own traceback
-
-    @asynccontextmanager
-    async def limit(self, seconds: float) -> AsyncGenerator[None, None]:
-        """Limit a block like ``asyncio.timeout``, on the client's clock."""
-        async with asyncio.timeout(None) as limit:
-            deadline = self._limits[limit] = self._watch.now() + seconds
-            self._watch.wake(deadline)
-            try:
-                yield
-            finally:
-                del self._limits[limit]
-
-    async def pause(self, seconds: float) -> None:
-        """Return after this many seconds."""
-        future: asyncio.Future[None] = self._life.loop.create_future()
-        await self.wait(future, self._watch.now() + seconds, lambda: None)
-
-    def next_due(self, now: float) -> float:
-        """Return the earliest deadline of all waits."""
-        due = min((deadline for deadline, _ in self._waiting.values()), default=inf)
-        return min(due, *self._limits.values()) if self._limits else due
-
-    def judge(self, now: float) -> None:
-        """End the waits whose deadline is over."""
-        for future, (deadline, late) in list(self._waiting.items()):
-            if deadline <= now and not future.done():
-                outcome = late()
-                if outcome is None:
-                    future.set_result(None)
-                elif isinstance(outcome, float):
-                    self._waiting[future] = (outcome, late)
-                else:
-                    future.set_exception(outcome)
-        for limit, deadline in self._limits.items():
-            if deadline <= now and not limit.expired():
-                limit.reschedule(self._life.loop.time())
-
-    def fail(self, error: FlintError) -> None:
-        """Fail all waits with ``error``."""
-        for future in self._waiting:
-            if not future.done():
-                future.set_exception(copy.copy(error))
-
 
 _JOIN_BYTES_MAX = 16 * 1024
 """A head and a body that are together no longer than this are sent in one piece."""
@@ -234,23 +48,21 @@ class AnswerReceiver(Protocol):
 class Connection(asyncio.BufferedProtocol):
     """A connection that has completed HELLO. Set ``receiver`` before sending anything.
 
-    ``reads``: number of reads so far; ``congested``: do not write more now; ``gone``: no longer usable.
+    ``congested``: do not write more now; ``gone``: no longer usable.
     """
 
-    def __init__(self, address: Address, life: ClientRuntime, watch: Watch) -> None:
+    def __init__(self, address: Address, life: ClientRuntime) -> None:
         self.address = address
         self.receiver: AnswerReceiver | None = None
         self.on_asked: Callable[[list[Asked]], None] | None = None
         """Called with the broker's requests to this side; if None, they are ignored."""
-        self.reads = 0
-        self._active_at = watch.now()
+        self._active_at = time.monotonic()
         self._unsent_bytes = 0
         self.congested = False
         self.gone = False
         self.closed: asyncio.Future[None] = life.loop.create_future()
         """Done when the connection is completely closed."""
         self._life = life
-        self._watch = watch
         self._session = Session()
         self._awaited: asyncio.Future[Answer] | None = None
         """The response that the greeting waits for."""
@@ -260,18 +72,16 @@ class Connection(asyncio.BufferedProtocol):
         self._has_unread: Callable[[], bool] = bool
 
     @classmethod
-    async def open(
-        cls, address: Address, timeout: float, access: ClientAccess, life: ClientRuntime, watch: Watch, waits: Waits
-    ) -> Connection:
+    async def open(cls, address: Address, timeout: float, access: ClientAccess, life: ClientRuntime) -> Connection:
         """Connect, say HELLO and authenticate, within ``timeout`` seconds.
 
         Raises ``ConnectionFailed``, or the broker's refusal.
         """
-        connection = cls(address, life, watch)
+        connection = cls(address, life)
         context = access.context()
         usable = False
         try:
-            async with waits.limit(timeout):
+            async with asyncio.timeout(timeout):
                 await life.loop.create_connection(
                     lambda: connection,
                     address.host,
@@ -335,10 +145,10 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def active_at(self) -> float:
-        """When bytes last arrived, or were last seen to have left after they had to wait: client's clock."""
+        """When bytes last arrived, or were last seen to have left after they had to wait: monotonic."""
         unsent_bytes = 0 if self._transport is None else self._transport.get_write_buffer_size()
         if unsent_bytes < self._unsent_bytes:
-            self._active_at = self._watch.now()
+            self._active_at = time.monotonic()
         self._unsent_bytes = unsent_bytes
         return self._active_at
 
@@ -408,7 +218,7 @@ class Connection(asyncio.BufferedProtocol):
             self.gone = True
             self._transport.abort()
             return
-        self._watch.connections.add(self)
+        self._life.connections.add(self)
         self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         sock = transport.get_extra_info("socket")
         set_options(sock)
@@ -420,8 +230,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Parse the ``nbytes`` that arrived and pass on what is complete."""
-        self.reads += 1
-        self._active_at = self._watch.now()
+        self._active_at = time.monotonic()
         try:
             self._session.parser.received(nbytes)
             answers = self._session.answers()
@@ -461,7 +270,7 @@ class Connection(asyncio.BufferedProtocol):
         self._guarded_fail(error)
 
     def _ended(self) -> None:
-        self._watch.connections.discard(self)
+        self._life.connections.discard(self)
         if not self.closed.done():
             self.closed.set_result(None)
 

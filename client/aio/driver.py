@@ -7,6 +7,7 @@ what their receivers send in turn also goes out together. Only making a connecti
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from math import inf
 
@@ -18,9 +19,9 @@ from ..core.rpc.operation import is_retriable
 from ..core.rpc.session import Answer
 from ..core.rpc.timeouts import CONNECT_SECONDS_MAX
 from ..errors import ClientClosed
-from .connection import Connection, Waits, Watch
+from .connection import Connection
 from .rpc import Dialer
-from .runtime import ClientRuntime
+from .runtime import ClientRuntime, Timer
 
 _WRITTEN_BYTES_MAX = 1 << 20
 """The driver returns to the loop after this many bytes in one go, so that responses are read."""
@@ -38,8 +39,6 @@ class DeliveryDriver:
         sending: ProducerCore,
         dialer: Dialer,
         life: ClientRuntime,
-        watch: Watch,
-        waits: Waits,
         settle: Callable[[list[Single]], None],
         progressed: Callable[[], None],
     ) -> None:
@@ -47,8 +46,7 @@ class DeliveryDriver:
         self._delivery = sending.delivery
         self._dialer = dialer
         self._life = life
-        self._watch = watch
-        self._waits = waits
+        self.timer = Timer(life, self._judge)
         self._settle = settle
         self._progressed = progressed
         self._connection: Connection | None = None
@@ -64,7 +62,6 @@ class DeliveryDriver:
         self._bulks: dict[Bulk, asyncio.Future[None]] = {}
         self._delivery.on_retry = lambda error: dialer.log.retried("PRODUCE", error)
         life.add(self)
-        watch.add(self)
 
     # ---- for callers
 
@@ -73,8 +70,8 @@ class DeliveryDriver:
         if not self._will_send:
             self._will_send = True
             self._life.loop.call_soon(self._life.guarded, "sending", self._send)
-            if self._watch.timer is None:
-                self._watch.wake(self.next_due(self._watch.now()))
+            if self.timer.due == inf:
+                self.timer.wake(self._next_due(time.monotonic()))
 
     async def wait_for_bulk(self, bulk: Bulk) -> None:
         """Return when ``bulk`` is done. If the wait is cancelled, the unsent rest of it is never sent."""
@@ -99,6 +96,7 @@ class DeliveryDriver:
 
     def fail(self, error: FlintError) -> None:
         """Fail everything with ``error`` and close the connection."""
+        self.timer.stop()
         self._delivery.fail_all(error)
         self._announce()
         if self._connection is not None:
@@ -114,7 +112,7 @@ class DeliveryDriver:
         if connection is None:
             self._connect()
             return
-        now = self._watch.now()
+        now = time.monotonic()
         written = 0
         while delivery.offered and not connection.congested:
             request = delivery.next_request(now, connection.new_request_id())
@@ -131,14 +129,14 @@ class DeliveryDriver:
         pause = delivery.hold_seconds(now) if delivery.offered else 0.0  # nonzero if the broker asked for a pause
         self._resume_at = now + pause if pause else inf
         if delivery.offered:
-            self._watch.wake(now + delivery.seconds_to_wait(now))
+            self.timer.wake(now + delivery.seconds_to_wait(now))
         if delivery.settled or delivery.idle:  # a message was too long for a frame, or all offered ones were cancelled
             self._announce()
 
     def received(self, answers: list[Answer]) -> None:
         """Settle the messages that these responses acknowledge or refuse."""
         delivery = self._delivery
-        now = self._watch.now()
+        now = time.monotonic()
         for answer in answers:
             delivery.answered(answer, now)
         self._waits_since(now if delivery.in_flight else inf)
@@ -164,7 +162,7 @@ class DeliveryDriver:
     def _failed(self, error: FlintError) -> None:
         """Handle a lost connection or a failed attempt: what was in flight is resent on the next connection."""
         if is_retriable(error) or isinstance(error, RemoteProtocolError):
-            now = self._watch.now()
+            now = time.monotonic()
             self._delivery.connection_lost(error, now)
             self._delivery.expire(now)
         else:
@@ -193,10 +191,10 @@ class DeliveryDriver:
         delivery = self._delivery
         try:
             while self._connection is None and not delivery.idle:
-                now = self._watch.now()
+                now = time.monotonic()
                 pause = delivery.hold_seconds(now)
                 if pause > 0:
-                    await self._waits.pause(pause)
+                    await self._life.pause(pause)
                     continue
                 seconds = max(0.001, min(CONNECT_SECONDS_MAX, delivery.seconds_to_wait(now)))
                 try:
@@ -216,7 +214,7 @@ class DeliveryDriver:
 
     # ---- deadlines
 
-    def next_due(self, now: float) -> float:
+    def _next_due(self, now: float) -> float:
         """Return when the next message is due, a pause is over, or the broker has been silent for too long."""
         delivery = self._delivery
         if delivery.idle:
@@ -232,7 +230,7 @@ class DeliveryDriver:
             # Most responses come within this time. Only after it does the exact limit matter.
             seconds = self._delivery.seconds_to_wait(since)
             self._look_at = since + share_seconds(seconds, self._connection.limits.role)
-            self._watch.wake(self._look_at)
+            self.timer.wake(self._look_at)
 
     def _check_silence(self, connection: Connection, now: float) -> None:
         since = self._unanswered_since
@@ -245,15 +243,17 @@ class DeliveryDriver:
             connection.abort()
             self.lost(error)
 
-    def judge(self, now: float) -> None:
+    def _judge(self) -> None:
         """Handle silence and expired messages, and send after a pause."""
+        now = time.monotonic()
         delivery, connection = self._delivery, self._connection
-        if delivery.in_flight and connection is not None and now >= self._look_at:
-            self._check_silence(connection, now)
         if delivery.expire_due(now):
             delivery.expire(now)
             self._announce()
+        if delivery.in_flight and connection is not None and now >= self._look_at:
+            self._check_silence(connection, now)
         if now >= self._resume_at:
             self._resume_at = inf
         if delivery.offered:
             self.added()
+        self.timer.wake(self._next_due(now))

@@ -43,8 +43,6 @@ class Iteration:
         self._caller = caller
         self._dialer = caller.dialer
         self._life = caller.life
-        self._watch = caller.watch
-        self._waits = caller.waits
         self._side = side
         self._iterating: TopicIterator
         self._connection: Connection | None = None
@@ -59,7 +57,7 @@ class Iteration:
         """Yield the messages, for ``Consumer.iter``. ``seconds``: for which the broker may be away."""
         span = await self._caller.run(resolve_span(topic, *ends), self._caller.deadline(seconds))
         reading = TopicReader(topic, span, tags, condition)
-        self._iterating = TopicIterator(reading, span, seconds, self._watch.now())
+        self._iterating = TopicIterator(reading, span, seconds, time.monotonic())
         passed = 0
         began_ns = time.time_ns()
         try:
@@ -88,9 +86,9 @@ class Iteration:
         except FlintError as error:
             self._life.check()
             self._disconnect()
-            pause = self._iterating.pause_after(error, self._watch.now())
+            pause = self._iterating.pause_after(error, time.monotonic())
             self._dialer.log.retried("PULL", error)
-            await self._waits.pause(pause)
+            await self._life.pause(pause)
 
     async def _wait(self) -> None:
         """Send the pulls that are due; return when something has arrived or is due."""
@@ -99,38 +97,38 @@ class Iteration:
         if self._error is not None:
             raise self._error
         if self._connection is None:
-            seconds = iterating.seconds_to_connect(self._watch.now())
+            seconds = iterating.seconds_to_connect(time.monotonic())
             self._connection = await self._dialer.dial(seconds)
             self._connection.receiver = self
-            iterating.connected(self._watch.now())
-        if (plan := iterating.end_due(self._watch.now())) is not None:
-            iterating.end_found(*await self._caller.run(plan, self._caller.deadline(None)), self._watch.now())
+            iterating.connected(time.monotonic())
+        if (plan := iterating.end_due(time.monotonic())) is not None:
+            iterating.end_found(*await self._caller.run(plan, self._caller.deadline(None)), time.monotonic())
             if iterating.reading.finished:
                 return
         self._ask()
         if iterating.reading.has_messages or not iterating.waits_for_answers:
             return
         self._arrival = self._life.loop.create_future()
-        now = self._watch.now()
+        now = time.monotonic()
         try:
-            await self._waits.wait(self._arrival, now + iterating.seconds_to_wait(now), lambda: None)
+            await self._life.wait(self._arrival, now + iterating.seconds_to_wait(now), lambda: None)
         finally:
             self._arrival = None
         if self._error is None and self._connection is not None:
-            iterating.check_silence(self._connection, self._watch.now())
+            iterating.check_silence(self._connection, time.monotonic())
 
     def _ask(self) -> None:
         connection = self._connection
         if connection is None or self._error is not None:
             return
-        for queue, operation in self._iterating.requests(self._watch.now()):
+        for queue, operation in self._iterating.requests(time.monotonic()):
             self._iterating.asked(connection.request(operation), queue, operation)
 
     # ---- what the connection calls
 
     def received(self, answers: list[Answer]) -> None:
         """Decode the responses and send the next pulls."""
-        now = self._watch.now()
+        now = time.monotonic()
         try:
             for answer in answers:
                 self._iterating.answered(answer, now)

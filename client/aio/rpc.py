@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import time
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from ..core.rpc.operation import Operation, Plan, Retries, detached
 from ..core.rpc.session import Answer
 from ..core.rpc.timeouts import CONNECT_SECONDS_MAX, check_timeout
 from ..endpoint import ConnectionLog
-from .connection import Connection, Waits, Watch
+from .connection import Connection
 from .runtime import ClientRuntime
 
 # ---- Connection attempts to several addresses, one after the other.
@@ -28,26 +29,18 @@ class Dialer:
     ``access`` says that any member may answer."""
 
     def __init__(
-        self,
-        addresses: tuple[Address, ...],
-        access: ClientAccess,
-        log: ConnectionLog,
-        life: ClientRuntime,
-        watch: Watch,
-        waits: Waits,
+        self, addresses: tuple[Address, ...], access: ClientAccess, log: ConnectionLog, life: ClientRuntime
     ) -> None:
         self.log = log
         self._given = addresses
         self.addresses = AddressBook(addresses)
         self._access = access
         self._life = life
-        self._watch = watch
-        self._waits = waits
 
     def of_any_member(self) -> Dialer:
         """Return a dialer to the same addresses that accepts followers."""
         access = replace(self._access, read_from=READ_FROM_ANY)
-        return Dialer(self._given, access, self.log, self._life, self._watch, self._waits)
+        return Dialer(self._given, access, self.log, self._life)
 
     def mark_failed(self, address: Address, error: FlintError) -> None:
         """Mark an address whose connection failed, so that another address is tried first."""
@@ -58,12 +51,12 @@ class Dialer:
 
         Raises ``ConnectionFailed`` with every address and its error, or the broker's refusal.
         """
-        deadline = self._watch.now() + timeout
+        deadline = time.monotonic() + timeout
         failures: dict[Address, FlintError] = {}
-        while (attempt := self.addresses.next_attempt(failures, deadline - self._watch.now())) is not None:
+        while (attempt := self.addresses.next_attempt(failures, deadline - time.monotonic())) is not None:
             address, seconds = attempt
             try:
-                connection = await Connection.open(address, seconds, self._access, self._life, self._watch, self._waits)
+                connection = await Connection.open(address, seconds, self._access, self._life)
             except (ConnectionFailed, BrokerError) as error:
                 failures[address] = detached(error)
                 self.addresses.mark_failed(address, error, failures)
@@ -86,12 +79,11 @@ T = TypeVar("T")
 class Line:
     """The shared connection. Once retired it accepts no more requests and closes after the last one."""
 
-    def __init__(self, connection: Connection, dialer: Dialer, watch: Watch, waits: Waits) -> None:
+    def __init__(self, connection: Connection, dialer: Dialer, life: ClientRuntime) -> None:
         self.connection = connection
         self.retired = False
         self._dialer = dialer
-        self._watch = watch
-        self._waits = waits
+        self._life = life
         self._asked: dict[int, asyncio.Future[Answer]] = {}
         self._abandoned = 0
         connection.receiver = self
@@ -106,7 +98,7 @@ class Line:
         deadline, silence = now + seconds, SilenceLimit(own_seconds, now)
 
         def late() -> FlintError | float:
-            now = self._watch.now()
+            now = time.monotonic()
             if now >= deadline:
                 return unanswered(connection.address, operation.command.name, seconds)
             try:
@@ -120,7 +112,7 @@ class Line:
         request_id = connection.request(operation)
         self._asked[request_id] = future
         try:
-            return await self._waits.wait(future, min(deadline, now + share_seconds(own_seconds)), late)
+            return await self._life.wait(future, min(deadline, now + share_seconds(own_seconds)), late)
         finally:
             if self._asked.pop(request_id, None) is not None:
                 self._abandoned += 1
@@ -158,12 +150,10 @@ class Line:
 class RpcClient:
     """Sends requests to a broker and retries them while that can help and time is left."""
 
-    def __init__(self, dialer: Dialer, life: ClientRuntime, watch: Watch, waits: Waits, timeout: float) -> None:
+    def __init__(self, dialer: Dialer, life: ClientRuntime, timeout: float) -> None:
         self.timeout = timeout
         self.dialer = dialer
         self.life = life
-        self.watch = watch
-        self.waits = waits
         self._line: Line | None = None
         self._dialing = False
         self._waiting: set[asyncio.Future[Line]] = set()
@@ -175,17 +165,17 @@ class RpcClient:
 
     def of_any_member(self) -> RpcClient:
         """Return a client with a connection of its own, whose requests followers may answer."""
-        return RpcClient(self.dialer.of_any_member(), self.life, self.watch, self.waits, self.timeout)
+        return RpcClient(self.dialer.of_any_member(), self.life, self.timeout)
 
     def now(self) -> float:
-        """Return the client's clock."""
-        return self.watch.now()
+        """Return the clock of deadlines."""
+        return time.monotonic()
 
     def deadline(self, timeout: float | None) -> float:
-        """Begin a call and return its deadline (client's clock). ``timeout``: the caller's, None for the client's.
+        """Begin a call and return its deadline (monotonic). ``timeout``: the caller's, None for the client's.
         Raises if the client cannot be used."""
         self.life.enter()
-        return self.watch.now() + (self.timeout if timeout is None else check_timeout("timeout", timeout))
+        return time.monotonic() + (self.timeout if timeout is None else check_timeout("timeout", timeout))
 
     async def call(self, operation: Operation[T], deadline: float) -> T:
         """Return the operation's result. Retries after a lost connection or if the broker is busy, until ``deadline``.
@@ -196,16 +186,16 @@ class RpcClient:
             self.life.check()
             try:
                 line = await self._get_line(deadline)
-                now = self.watch.now()
+                now = time.monotonic()
                 answer = await line.ask(operation, self.life.loop.create_future(), max(0.001, deadline - now), now)
                 return operation.result(answer)
             except FlintError as error:
                 self.life.check()  # if the client was closed meanwhile, that is why the connection broke
-                seconds = retries.pause(error, self.watch.now())
+                seconds = retries.pause(error, time.monotonic())
                 if seconds is None:
                     raise
                 self.dialer.log.retried(operation.command.name, error)
-            await self.waits.pause(seconds)
+            await self.life.pause(seconds)
 
     async def run(self, plan: Plan[T], deadline: float) -> T:
         """Run a plan and return its result."""
@@ -229,12 +219,12 @@ class RpcClient:
             return line
         if not self._dialing:
             self._dialing = True
-            seconds = min(CONNECT_SECONDS_MAX, max(0.001, deadline - self.watch.now()))
+            seconds = min(CONNECT_SECONDS_MAX, max(0.001, deadline - time.monotonic()))
             self.life.start("connecting", self._dial(seconds))
         future: asyncio.Future[Line] = self.life.loop.create_future()
         self._waiting.add(future)
         try:
-            return await self.waits.wait(future, deadline + _GRACE_SECONDS, self._too_late)
+            return await self.life.wait(future, deadline + _GRACE_SECONDS, self._too_late)
         finally:
             self._waiting.discard(future)
             del future  # else the raised error would be a local of a frame in its own traceback, a reference cycle
@@ -250,7 +240,7 @@ class RpcClient:
                 if not future.done():
                     future.set_exception(copy.copy(error))
         else:
-            self._line = Line(connection, self.dialer, self.watch, self.waits)
+            self._line = Line(connection, self.dialer, self.life)
             for future in self._waiting:
                 if not future.done():
                     future.set_result(self._line)

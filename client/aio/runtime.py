@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from math import inf
+from typing import Any, Protocol, TypeVar
 
 from ...protocol.errors import FlintError
 from ..core.client_guard import Guard
@@ -16,6 +19,28 @@ class Failable(Protocol):
 
     def fail(self, error: FlintError) -> None:
         """Fail everything that waits with ``error``; nothing more will arrive."""
+
+
+class Readable(Protocol):
+    """A connection, as the timers see it."""
+
+    closed: asyncio.Future[None]
+    """Done when it is completely closed."""
+
+    def has_unread(self) -> bool:
+        """Return whether bytes have arrived that the loop has not read yet."""
+
+    def abort(self) -> None:
+        """Close at once."""
+
+
+_READS_MAX = 256
+"""Turns of the loop after which a timer is due even if more has arrived: more reads than fill any socket's buffer."""
+
+T = TypeVar("T")
+Late = Callable[[], FlintError | float | None]
+"""Creates the error of a wait whose time is over, or returns a new end of it; None: the wait just ends, without a
+result."""
 
 
 class ClientRuntime:
@@ -34,6 +59,9 @@ class ClientRuntime:
         """The loop while the client is usable, else None: one comparison validates a call."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._parts: list[Failable] = []
+        self.connections: set[Readable] = set()
+        """All open ones."""
+        self._waiting: set[asyncio.Future[Any]] = set()
         self._died: tuple[str, BaseException] | None = None
         self._ended = False
 
@@ -158,6 +186,7 @@ class ClientRuntime:
         self._usable_in = None
         for part in list(self._parts):
             part.fail(self.failure())
+        self.fail_waits(self.failure())
         for task in self._tasks:
             task.cancel()
 
@@ -170,9 +199,111 @@ class ClientRuntime:
             error,
         )
 
+    # ---- waits
+
+    async def wait(self, future: asyncio.Future[T], deadline: float, late: Late) -> T:
+        """Return the future's result; when the time is over (monotonic), raise the error from ``late``. If the wait is
+        cancelled, so is the future."""
+        self.check()
+        timer = _Wait(self, future, late)
+        timer.wake(deadline)
+        self._waiting.add(future)
+        try:
+            return await future
+        finally:
+            timer.stop()
+            self._waiting.discard(future)
+            del future, timer  # else the raised error would be a local of a frame in its own traceback
+
+    async def pause(self, seconds: float) -> None:
+        """Return after this many seconds."""
+        future: asyncio.Future[None] = self.loop.create_future()
+        await self.wait(future, time.monotonic() + seconds, lambda: None)
+
+    def fail_waits(self, error: FlintError) -> None:
+        """Fail all waits with ``error``."""
+        for future in self._waiting:
+            if not future.done():
+                future.set_exception(copy.copy(error))
+
+    # ---- the end
+
     async def end_tasks(self) -> None:
         """Cancel the background tasks and wait until they have ended."""
         while self._tasks:
             for task in self._tasks:
                 task.cancel()
             await asyncio.wait(self._tasks)
+
+
+def _nothing() -> None:
+    return
+
+
+class Timer:
+    """Calls ``call`` when its time has come, after the loop has read everything that arrived: a response that is in a
+    socket is not late. Some loops run timers before they look at the sockets, and much may arrive while a computation
+    blocks the loop."""
+
+    __slots__ = ("_call", "_handle", "_life", "_turns", "due")
+
+    def __init__(self, life: ClientRuntime, call: Callable[[], None]) -> None:
+        self.due = inf
+        """When ``call`` is due: monotonic seconds."""
+        self._life = life
+        self._call = call
+        self._turns = 0
+        self._handle: asyncio.Handle | None = None
+
+    def wake(self, due: float) -> None:
+        """Call at ``due`` at the latest."""
+        if due >= self.due:
+            return
+        if self._handle is not None:
+            self._handle.cancel()
+        self.due = due
+        self._turns = 0
+        self._handle = self._life.loop.call_later(max(0.0, due - time.monotonic()), self._look)
+
+    def stop(self) -> None:
+        """Call no more."""
+        self.due = inf
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _look(self) -> None:
+        if self._life.ended:
+            return
+        self._turns += 1
+        unread = self._turns < _READS_MAX and any(connection.has_unread() for connection in self._life.connections)
+        if unread or self._turns <= 2:
+            self._handle = self._life.loop.call_soon(self._look)
+            return
+        self.due, self._handle = inf, None
+        self._life.guarded("the timer", self._ring)
+
+    def _ring(self) -> None:
+        self._call()
+
+
+class _Wait(Timer):
+    """The time of a wait for ``future``."""
+
+    __slots__ = ("_future", "_late")
+
+    def __init__(self, life: ClientRuntime, future: asyncio.Future[Any], late: Late) -> None:
+        super().__init__(life, _nothing)
+        self._future = future
+        self._late = late
+
+    def _ring(self) -> None:
+        if self._future.done():
+            return
+        outcome = self._late()
+        if outcome is None:
+            self._future.set_result(None)
+        elif isinstance(outcome, float):
+            self.wake(outcome)
+        else:
+            self._future.set_exception(outcome)

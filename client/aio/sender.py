@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from math import inf
@@ -21,10 +22,9 @@ from ..core.rpc.operation import Plan, detached
 from ..core.rpc.timeouts import check_timeout
 from ..message import Message
 from .client import Base
-from .connection import TICK_SECONDS, Watch
 from .driver import DeliveryDriver
 from .rpc import RpcClient
-from .runtime import ClientRuntime
+from .runtime import ClientRuntime, Timer
 
 # ---- Messages that cannot be added to the delivery yet, because there is no room or a queue must be looked up
 # first.
@@ -60,7 +60,6 @@ class Admission:
         sending: ProducerCore,
         caller: RpcClient,
         life: ClientRuntime,
-        watch: Watch,
         add: Callable[[Message, Prepared, asyncio.Future[object]], Single],
         drained: Callable[[], None],
     ) -> None:
@@ -68,19 +67,18 @@ class Admission:
         self._sending = sending
         self._caller = caller
         self._life = life
-        self._watch = watch
+        self._timer = Timer(life, self._judge)
         self._add = add
         self._drained = drained
         self._room: asyncio.Future[None] | None = None
         self._running = False
         life.add(self)
-        watch.add(self)
 
     def hold(self, message: Message, prepared: Prepared, future: asyncio.Future[object]) -> Held:
         """Put a message in the waiting line."""
         held = Held(message, prepared, future)
         self.held.append(held)
-        self._watch.wake(held.deadline)
+        self._timer.wake(held.deadline)
         if not self._running:
             self._running = True
             self._life.start("admission", self._admit())
@@ -107,7 +105,7 @@ class Admission:
                 if first.future.done():
                     pass
                 elif queue == ASK:
-                    plan = self._sending.sharded_queue(first.message, self._watch.now())
+                    plan = self._sending.sharded_queue(first.message, time.monotonic())
                     try:
                         first.prepared = (await self._caller.run(plan, deadline), row, flush, deadline)
                         continue
@@ -134,20 +132,19 @@ class Admission:
 
     # ---- deadlines and the end
 
-    def next_due(self, now: float) -> float:
-        """Return the earliest deadline of the waiting messages."""
-        return min((held.deadline for held in self.held if not held.future.done()), default=inf)
-
-    def judge(self, now: float) -> None:
+    def _judge(self) -> None:
         """Fail the messages whose deadline is over."""
+        now = time.monotonic()
         for held in self.held:
             if held.deadline <= now and not held.future.done():
                 self._refuse(held, self._sending.no_room())
+        self._timer.wake(min((held.deadline for held in self.held if not held.future.done()), default=inf))
         # Failed messages at the front leave the line now.
         self.progressed()
 
     def fail(self, error: FlintError) -> None:
         """Fail all waiting messages with ``error``."""
+        self._timer.stop()
         for held in self.held:
             self._refuse(held, error)
             if held.passed is not None:
@@ -199,10 +196,8 @@ class Sender(Base, unsent.TrackedProducer):
         self._sending = sending
         self._side = hooks.Side(sending.client_name, self._dialer.addresses)
         self._delivery = sending.delivery
-        self._driver = DeliveryDriver(
-            sending, self._dialer, self._life, self._watch, self._waits, self._settle, self._progressed
-        )
-        self._admission = Admission(sending, self._caller, self._life, self._watch, self._add, self._progressed)
+        self._driver = DeliveryDriver(sending, self._dialer, self._life, self._settle, self._progressed)
+        self._admission = Admission(sending, self._caller, self._life, self._add, self._progressed)
         self._held = self._admission.held
         self._unsettled: dict[SendFuture, None] = {}
         self._failed: deque[SendFuture] = deque(maxlen=_FAILURES_KEPT)
@@ -252,12 +247,11 @@ class Sender(Base, unsent.TrackedProducer):
         timeout: float | None,
         future: asyncio.Future[Any],
     ) -> Single | Held:
-        now = self._watch.now()
+        now = time.monotonic()
         prepared = self._sending.prepare(message, queue, flush, timeout, now)
         to, row, _, deadline = prepared
-        # The next tick of the timer would be too late for this deadline.
-        if deadline - now < TICK_SECONDS:
-            self._watch.wake(deadline)
+        if deadline < self._driver.timer.due:
+            self._driver.timer.wake(deadline)
         # Messages that wait come first, even if there is room for this one.
         if self._held or to == ASK or not self._delivery.has_room(len(row[0])):
             return self._admission.hold(message, prepared, future)
@@ -329,7 +323,7 @@ class Sender(Base, unsent.TrackedProducer):
                 self._delivery.add_bulk(bulk, topic, queue, group)
             self._driver.added()
             if bulk.deadline != inf:
-                self._watch.wake(bulk.deadline)
+                self._driver.timer.wake(bulk.deadline)
             return bulk
         finally:
             self._entering -= 1
@@ -339,7 +333,7 @@ class Sender(Base, unsent.TrackedProducer):
 
     async def _flush(self, timeout: float | None) -> None:
         loop = self._life.enter()
-        deadline = inf if timeout is None else self._watch.now() + check_timeout("timeout", timeout)
+        deadline = inf if timeout is None else time.monotonic() + check_timeout("timeout", timeout)
         outstanding = [future for future in self._unsettled if not future.done()]
         left = set(outstanding)
         finished: asyncio.Future[None] = loop.create_future()
@@ -353,7 +347,7 @@ class Sender(Base, unsent.TrackedProducer):
             future.add_done_callback(one_done)
         try:
             if outstanding:
-                await self._waits.wait(
+                await self._life.wait(
                     finished,
                     deadline,
                     lambda: RequestTimeout(
