@@ -23,7 +23,7 @@ HELP, VERSION = "help", "version"
 """Words for ``--help`` and ``--version``."""
 
 SUBCOMMAND_ALIASES = {"describe": ("status", "show"), "ls": ("list",), "rm": ("delete", "remove")}
-"""Subcommands by alias; a group of commands has at most one of them."""
+"""Subcommands by alias; the first that a group of commands has is meant."""
 
 OTHER_NAMES = {
     "acl": "user grant",
