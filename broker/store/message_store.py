@@ -31,9 +31,9 @@ from .read.pulls import Pulls
 from .read.queries import KeySearch, Queries, QueryResult
 from .read.queue_reads import LogReads, QueueReads
 from .read.record_copies import Place, RecordCopier, WaitingRecords
+from .recovery.loaded_store import LoadedStore, Progress
 from .recovery.log_cut import ReplicaFiles
-from .recovery.log_recovery import Progress
-from .recovery.recovery import LoadedStore, Recovery, RecoveryReport
+from .recovery.recovery import Recovery, RecoveryReport
 from .retention import Expiry, TopicRetention
 from .settings import ENTRIES, LOG_SIZE, QUEUE_SIZE, SLOTS, StoreSettings
 from .tables.checkpoint import StoreCheckpoint

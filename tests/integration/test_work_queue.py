@@ -23,7 +23,7 @@ from flintmq.client import (
 )
 from flintmq.protocol import commands
 from flintmq.protocol.commands import RECEIPT_STRUCT
-from flintmq.protocol.errors import InvalidParameter, QueueNotExist, TopicNotExist
+from flintmq.protocol.errors import InvalidParameter, QueueNotExist, ServiceNotAvailable, TopicNotExist
 from tests.cli_tools import Cli
 from tests.client_drivers import Clients
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
@@ -400,3 +400,17 @@ def test_a_consumer_that_never_waits_gets_messages_at_its_next_call(
                 # One call has asked for messages, although it did not wait for them.
                 until(lambda: consumer.health().pending_messages > 0, "the answer to the call before")
     assert sorted(found) == sorted(b"%d" % number for number in range(20))
+
+
+def test_a_retry_that_cannot_be_stored_says_why(broker: BrokerFactory, connect: ConnectionFactory) -> None:
+    running = broker(settings={"retention.check_interval_ms": 20})
+    peer = connect(running)
+    peer.produce("work", b"x", queue=0).raise_for_error()
+    fields = {"group": "work", "topic": "work"}
+    pop_ms = peer.call(commands.POP_MESSAGE, fields | {"start": "first"}).raise_for_error().fields["pop_ms"]
+    with Admin(running.address) as admin:
+        admin.change_settings({"retention.disk_refuse_percent": 1, "retention.headroom_bytes": 2**60})
+    until(lambda: peer.produce("work", b"y").code == ServiceNotAvailable.code, "the disk counts as full")
+    sent = fields | {"count": 1, "delay_level": 1}
+    answer = peer.call(commands.CONSUMER_SEND_MSG_BACK, sent, RECEIPT_STRUCT.pack(0, 0, 0, pop_ms))
+    assert (answer.code, "disk" in answer.fields["message"]) == (ServiceNotAvailable.code, True)

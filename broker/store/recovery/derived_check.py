@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -19,8 +19,22 @@ from ..queues import count_units, first_unit, last_record_unit, order_problem
 
 if TYPE_CHECKING:
     from ..queues import ConsumeQueue, ConsumeQueueTable
-    from .log_recovery import LogRecovery, Progress
-    from .recovery import LoadedStore
+    from ..tables.checkpoint import Mark
+    from .loaded_store import LoadedStore, Progress
+
+
+class CheckedLog(Protocol):
+    """The log of a start, whose end is known. ``checked_from``: physical offset from which every record was checked."""
+
+    mark: Mark | None
+    checked_from: int
+
+    def has_record_of(self, queue: ConsumeQueue, unit: tuple[int, int, int]) -> bool:
+        """Return whether a unit of the queue (queue offset, physical offset, size) points at its own sound record."""
+
+    def record_there(self, physical_offset: int, size: int) -> tuple[bytes, int, int] | None:
+        """Return (topic, queue, queue offset) from the sound record of this size there, or None."""
+
 
 CHUNK_BYTES = 4 * 1024 * 1024
 """CommitLog bytes that one kernel call derives."""
@@ -191,7 +205,7 @@ class Examination:
     def __init__(
         self,
         store: LoadedStore,
-        log: LogRecovery,
+        log: CheckedLog,
         check: DerivedCheck,
         progress: Progress,
         *,

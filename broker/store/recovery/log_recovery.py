@@ -41,10 +41,7 @@ if TYPE_CHECKING:
     from ..queues import ConsumeQueue
     from ..tables.checkpoint import Mark
     from .holes import KnownRecord, RecordIsSound, UnitEvidence
-    from .recovery import LoadedStore
-
-Progress = Callable[[str, int, int], None]
-"""Called with (what is done, bytes done, bytes in all)."""
+    from .loaded_store import LoadedStore, Progress
 
 SCAN_STEP_BYTES = 64 * 1024 * 1024
 """Maximum bytes that one kernel call checks, between two reports of the progress."""

@@ -37,15 +37,9 @@ from .log_recovery import LogRecovery, LostMessages
 
 if TYPE_CHECKING:
     from ..damage import Quarantine, QuarantinedRange
-    from ..dispatch import Dispatcher
-    from ..index import IndexService
-    from ..log.commitlog import CommitLog
-    from ..queues import ConsumeQueue, ConsumeQueueTable
-    from ..tables.checkpoint import StoreCheckpoint
-    from ..tables.store_state import StoreState
-    from ..tables.topic_table import TopicTable
+    from ..queues import ConsumeQueue
     from .holes import Hole
-    from .log_recovery import Progress
+    from .loaded_store import LoadedStore, Progress
 
 
 # ---- The report of a recovery: what it found in the store and what it changed.
@@ -409,27 +403,3 @@ class Recovery:
         # remains after that is in the log itself.
         if queue.max_offset > queue.start_offset and queue.row not in self._refilled:
             raise IncompleteQueue(queue)
-
-
-# ---- The parts of a store that a recovery works on.
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedStore:
-    """A locked store whose files are loaded but not recovered.
-
-    ``clean``: the process that had it before closed it in an orderly way. ``queue_problems``: why queues cannot be
-    used, by row; recovery adds to it. ``index_problem``: why the newest index files cannot be used; empty if they can.
-    """
-
-    commitlog: CommitLog
-    queues: ConsumeQueueTable
-    index: IndexService
-    checkpoint: StoreCheckpoint
-    state: StoreState
-    topics: TopicTable
-    dispatcher: Dispatcher
-    quarantine: Quarantine
-    clean: bool
-    queue_problems: dict[int, str]
-    index_problem: str
