@@ -48,11 +48,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The duration of an example depends on the machine. The test command tries the same examples each time, and those that
-# tests name; scripts/fuzz tries new ones. Neither reads or writes a database of examples.
+# tests name; scripts/fuzz tries new ones, twice as many. Neither reads or writes a database of examples.
 hypothesis.settings.register_profile(
     "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], database=None
 )
-hypothesis.settings.register_profile("same", hypothesis.settings.get_profile("unhurried"), derandomize=True)
+hypothesis.settings.register_profile(
+    "same", hypothesis.settings.get_profile("unhurried"), derandomize=True, max_examples=50
+)
 hypothesis.settings.register_profile("new", hypothesis.settings.get_profile("unhurried"), print_blob=True)
 IS_FUZZING = "FLINTMQ_FUZZ" in os.environ  # set by scripts/fuzz
 hypothesis.settings.load_profile("new" if IS_FUZZING else "same")

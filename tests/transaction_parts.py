@@ -15,9 +15,10 @@ from flintmq.broker.background.flush import flush_service
 from flintmq.broker.delivery.client_handle import Answered
 from flintmq.broker.delivery.groups.consumer_clients import ClientOwners
 from flintmq.broker.delivery.groups.producer_groups import ProducerGroups
+from flintmq.broker.delivery.routing import half_request
 from flintmq.broker.delivery.topic_changes import TopicChanges
 from flintmq.broker.delivery.transactions.checks import TransactionalMessageCheckService
-from flintmq.broker.delivery.transactions.records import TOPICS, Half, half_frame, half_request
+from flintmq.broker.delivery.transactions.records import TOPICS, Half, half_frame
 from flintmq.broker.delivery.transactions.service import TransactionalMessageService
 from flintmq.broker.delivery.writer import RecordWriter
 from flintmq.broker.store import MessageStore, ProduceBatch

@@ -1,17 +1,21 @@
-"""Routing of a frame's messages: to their own topic, or to a system topic in which delayed ones wait.
+"""Routing of a frame's messages: to their own topic, or to a system topic in which half and delayed ones wait.
 
-A frame asks for a delay in its common properties, as RocketMQ's producers do: ``DELAY`` (a level),
-``TIMER_DELIVER_MS`` (ms since 1970), ``TIMER_DELAY_MS`` or ``TIMER_DELAY_SEC``.
+A frame asks for either in its common properties, as RocketMQ's producers do: ``DELAY`` (a level), ``TIMER_DELIVER_MS``
+(ms since 1970), ``TIMER_DELAY_MS`` or ``TIMER_DELAY_SEC``; ``TRAN_MSG`` = ``true`` for half messages.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from ...protocol.errors import DelayIllegal
+from ...protocol.errors import DelayIllegal, InvalidParameter
+from ...protocol.names import check_name
 from ...protocol.storage.delivery import (
     DELAY_LEVEL_MAX,
+    PROPERTY_HALF,
+    PROPERTY_PRODUCER_GROUP,
     PROPERTY_REAL_QUEUE,
     PROPERTY_REAL_TOPIC,
     PROPERTY_TIMER_DELAY_MS,
@@ -56,6 +60,45 @@ class Route(NamedTuple):
     config: TopicConfig
     queue: int
     common: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HalfRequest:
+    """The request of a frame with half messages: the producer group, and the other common properties, encoded."""
+
+    group: str
+    common: bytes
+
+
+@remembered(1024)
+def half_request(common: str) -> HalfRequest | None:
+    """Return the request in a frame's common properties; None if they do not ask for half messages.
+
+    Raises ``MessageIllegal`` or ``InvalidParameter`` if the request is not valid.
+    """
+    # A search for the name spares all other frames the parsing.
+    if PROPERTY_HALF not in common:
+        return None
+    pairs = [pair.partition("\x01")[::2] for pair in common.split("\x02") if pair]
+    asked = [value for name, value in pairs if name == PROPERTY_HALF]
+    if not asked:
+        return None
+    if asked != ["true"]:
+        raise InvalidParameter(f"{PROPERTY_HALF} must be `true` or be absent, got {asked[-1][:40]!r}")
+    groups = [value for name, value in pairs if name == PROPERTY_PRODUCER_GROUP]
+    if len(groups) != 1:
+        raise InvalidParameter(
+            f"a half message needs one producer group in the common property {PROPERTY_PRODUCER_GROUP}: the broker "
+            "asks the group's producers if the transaction is not ended in time"
+        )
+    for name, _ in pairs:
+        if name == PROPERTY_DELAY or name in _TIMES:
+            raise InvalidParameter(f"a half message cannot be delayed: omit {name} or {PROPERTY_HALF}")
+        if name == PROPERTY_UNIQ_KEY:
+            raise InvalidParameter(f"{name} must not be a common property; each half message needs its own")
+    rest = [(name, value) for name, value in pairs if name not in (PROPERTY_HALF, PROPERTY_PRODUCER_GROUP)]
+    own = common_properties("".join(f"{name}\x01{value}\x02" for name, value in rest))
+    return HalfRequest(check_name("group", groups[0]), own)
 
 
 @remembered(1024)

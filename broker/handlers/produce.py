@@ -24,9 +24,8 @@ from ...protocol.produce_frame import encode_produce_answer
 from ...protocol.storage.delivery import HALF_TOPIC, PREPARED_TOPIC
 from ...protocol.storage.record import encode_properties
 from ..config import BUSY_RETRY_AFTER_MS, PRODUCE_MESSAGES_MAX
-from ..delivery.routing import delay_of, route
+from ..delivery.routing import delay_of, half_request, route
 from ..delivery.topic_changes import topic_values
-from ..delivery.transactions.records import half_request
 from ..store import ProduceBatch, TopicConfig, WouldBlock, check_count, common_properties
 from .staged import FLUSHES, append_staged, check_staged
 from .transactions import append_half_messages

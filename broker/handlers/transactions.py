@@ -28,7 +28,7 @@ from ..store import ProduceBatch, WouldBlock
 
 if TYPE_CHECKING:
     from ...protocol.commands import ProduceRequest
-    from ..delivery.transactions.records import HalfRequest
+    from ..delivery.routing import HalfRequest
     from ..delivery.transactions.service import TransactionalMessageService
     from ..delivery.transactions.table import History, OpenTransaction
     from ..requests.request import Request

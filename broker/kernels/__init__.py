@@ -7,8 +7,7 @@ With ``NUMBA_DISABLE_JIT=1`` the same source runs interpreted, which the tests u
 ``record_crc``      the checksum over a whole record: written at its end, and checked
 ``text``            UTF-8 checks and Java's string hash
 ``msgpack_reader``  the heads of msgpack values
-``produce_plan``    a PRODUCE frame's messages: validate them, and find their parts
-``produce``         then make records of them for the CommitLog
+``produce``         a PRODUCE frame's messages: validate them, then make records of them for the CommitLog
 ``dispatch``        CommitLog records: check, and turn them into ConsumeQueue units and index keys, or find their flaws
 ``index``           put entries into an IndexFile, check one, compare its entries with keys
 ``gather``          choose ConsumeQueue units, copy and check the records of a response
@@ -26,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 SERVING_MODULES = tuple(
-    "record_crc text msgpack_reader produce_plan produce dispatch index gather sequences sync_loop deliver".split()
+    "record_crc text msgpack_reader produce dispatch index gather sequences sync_loop deliver".split()
 )
 READER_SCAN = "..protocol.storage.reader.scan"
 """The scan of records that ``dump`` reads with, relative to ``flintmq.broker``."""

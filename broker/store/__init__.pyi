@@ -1,5 +1,5 @@
-from ..kernels.produce_plan import LAYOUT_BATCH as LAYOUT_BATCH
-from ..kernels.produce_plan import LAYOUT_BODY as LAYOUT_BODY
+from ..kernels.produce import LAYOUT_BATCH as LAYOUT_BATCH
+from ..kernels.produce import LAYOUT_BODY as LAYOUT_BODY
 from .dispatch import Places as Places
 from .dispatch import StoredRun as StoredRun
 from .errors import CorruptFile as CorruptFile

@@ -65,10 +65,10 @@ def parts() -> list[Part]:
         Part("fuzz", 6, ["./scripts/fuzz", "5"]),
         Part("soak", 4, [soak, "--seconds", "120", "--restarts", "3"]),
         Part("soak-groups", 5, [soak, "groups", "--minutes", "3"]),
-        Part("soak-replication", 6, [soak, "replication", "--seeds", "5000"]),
+        Part("soak-replication", 7, [soak, "replication", "--seeds", "4000"]),
         Part("soak-rounds", 8, [soak, "--rounds", "200"]),
         Part("rocketmq-suite", 8, ["./scripts/rocketmq-suite"]),
-        pytest_part("kills", 10, *KILLS, "-k", "kill or interrupted", "--timeout=1800", FLINTMQ_KILL_ROUNDS="40"),
+        pytest_part("kills", 12, *KILLS, "-k", "kill or interrupted", "--timeout=1800", FLINTMQ_KILL_ROUNDS="30"),
     ]
     pythons = other_pythons.other_pythons()
     found += [Part(f"python-{release}", PYTHON_MINUTES, python=python) for release, python in pythons.items()]

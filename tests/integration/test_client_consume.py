@@ -241,7 +241,7 @@ class TestIter:
             timer.start()
             message = next(messages)
             assert (message.body, message.queue) == (b"new %d" % number, number % 4)
-            assert (datetime.now(UTC) - message.stored_at).total_seconds() < 2
+            assert (datetime.now(UTC) - message.stored_at).total_seconds() < SOON_S
             timer.join()
 
     def test_following_from_the_end_sees_only_new_messages(

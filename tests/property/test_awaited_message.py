@@ -124,7 +124,7 @@ steps = st.lists(st.tuples(st.lists(pulls, max_size=3), frames, st.booleans()), 
 
 @given(steps=steps)
 @settings(
-    max_examples=200,
+    max_examples=60,
     deadline=None,
     # The brokers live on: an example that fails cannot be repeated, and so not shrunk either.
     phases=[Phase.generate],

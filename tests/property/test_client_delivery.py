@@ -226,4 +226,4 @@ class DeliveryMachine(RuleBasedStateMachine):
 
 
 TestDelivery = DeliveryMachine.TestCase
-TestDelivery.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestDelivery.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)

@@ -157,7 +157,7 @@ conditions = st.recursive(
 messages = st.lists(st.tuples(st.sampled_from([*NAMES, "other"]), st.sampled_from([*VALUES, ""])), max_size=7)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(conditions, st.lists(messages, min_size=1, max_size=4))
 def test_a_filter_evaluates_like_its_tree(condition: tuple[str, Evaluate], sent: list[list[tuple[str, str]]]) -> None:
     text, evaluate = condition
@@ -208,7 +208,7 @@ TOKENS = [
 ]
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.one_of(st.text(max_size=60), st.lists(st.sampled_from(TOKENS), max_size=25).map(" ".join)), st.binary())
 @example("(" * 4096, b"")
 @example("NOT " * 1024, b"")

@@ -204,5 +204,5 @@ class GroupMachine(RuleBasedStateMachine):
 
 
 TestGroupMachine = GroupMachine.TestCase
-TestGroupMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestGroupMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 pytestmark = pytest.mark.filterwarnings("error")

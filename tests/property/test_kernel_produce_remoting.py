@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flintmq.broker.kernels import produce_plan as plan
+from flintmq.broker.kernels import produce as plan
 from tests.property.test_kernel_produce_property import check, many_seeds, sentinels
 from tests.twins import remoting_frames as frames
 from tests.twins.arrays import examples, fenced

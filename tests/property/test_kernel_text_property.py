@@ -7,7 +7,7 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flintmq.broker.kernels import produce_plan, text
+from flintmq.broker.kernels import produce, text
 from flintmq.protocol.storage.arrays.crc32 import crc32
 from flintmq.protocol.storage.javahash import java_hash
 from tests.twins.arrays import SENTINELS, examples, fenced
@@ -34,9 +34,9 @@ def test_any_bytes_are_judged_hashed_and_summed_like_python(
     array = fenced(before + blob + behind, sentinel=sentinel)
     at, end = len(before), len(before) + len(blob)
     expected = {
-        produce_plan.OK: text.TEXT_OK,
-        produce_plan.NOT_UTF8: text.TEXT_NOT_UTF8,
-        produce_plan.HAS_SEPARATOR: text.TEXT_SEPARATOR,
+        produce.OK: text.TEXT_OK,
+        produce.NOT_UTF8: text.TEXT_NOT_UTF8,
+        produce.HAS_SEPARATOR: text.TEXT_SEPARATOR,
     }
     assert text.text_status(array.array, at, end) == expected[text_problem(blob)]
     assert text.java_hash(array.array, at, end) == java_hash(blob.decode("utf-8", "replace"))

@@ -265,7 +265,7 @@ class OrderedPops(Pops):
 
 TestPops = Pops.TestCase
 TestOrderedPops = OrderedPops.TestCase
-TestPops.settings = TestOrderedPops.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestPops.settings = TestOrderedPops.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)
 
 
 def test_times_end_in_their_order_after_many_were_settled() -> None:

@@ -167,7 +167,7 @@ def frame(style: dict[str, Any], send: dict[str, Any], opaque: int) -> bytes:
     advance_ms=st.integers(0, 3),
 )
 @settings(
-    max_examples=60,
+    max_examples=30,
     deadline=None,
     # The brokers live on: an example that fails cannot be repeated, and so not shrunk either.
     phases=[Phase.generate],
@@ -199,7 +199,7 @@ def test_both_ways_store_answer_and_count_the_same(
 
 
 @given(style=styles(), first=sends, second=sends, opaque=st.integers(0, 2**31 - 1))
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_a_pattern_finds_in_a_header_what_a_parser_finds(
     style: dict[str, Any], first: dict[str, Any], second: dict[str, Any], opaque: int
 ) -> None:

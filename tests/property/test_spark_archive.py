@@ -17,7 +17,7 @@ from flintmq.protocol.storage.reader.scan import find_records
 from flintmq.protocol.storage.record import Record
 from tests.archive_tools import make_log, plain_walk, read_rows
 
-sixty = settings(max_examples=60)
+twenty = settings(max_examples=20)
 
 hosts = st.sampled_from([bytes(8), bytes([127, 0, 0, 1, 0, 0, 1, 2]), bytes(range(20))])
 names = [b"orders", b"order", b"orders-2", b"o", b"a-topic-of-17-chr", b"x" * 200, b"SCHEDULE_TOPIC_XXXX"]
@@ -44,7 +44,7 @@ logs = st.lists(runs, max_size=8).map(lambda lists: [record for some in lists fo
     partition_bytes=st.integers(300, 30_000),
     rows=st.integers(1, 30),
 )
-@sixty
+@twenty
 def test_every_split_returns_each_record_once(
     window: int, records: list[Record], file_bytes: int, first_file: int, partition_bytes: int, rows: int
 ) -> None:
@@ -63,7 +63,7 @@ def test_every_split_returns_each_record_once(
 
 
 @given(blob=st.binary(max_size=64), records=st.lists(runs, max_size=4), cut=st.integers(0, 400))
-@sixty
+@twenty
 def test_records_are_found_by_their_sizes(blob: bytes, records: list[list[Record]], cut: int) -> None:
     whole = b"".join(record.encode() for some in records for record in some) + blob
     whole = whole[: max(0, len(whole) - cut)]

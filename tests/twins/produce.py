@@ -9,7 +9,7 @@ import re
 import struct
 from dataclasses import dataclass, field
 
-from flintmq.broker.kernels import produce_plan as plan
+from flintmq.broker.kernels import produce as plan
 from flintmq.protocol.storage.layout import PRODUCED_PROPERTIES_BYTES_MAX, SysFlag
 from flintmq.protocol.storage.record import (
     COMMON_ONLY_PROPERTIES,

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from flintmq.broker.kernels import produce as kernel
-from flintmq.broker.kernels import produce_plan
 
 from .arrays import Fenced, fenced, room
 from .produce import Batch
@@ -46,8 +45,8 @@ class Call:
     def resume(self, file_bytes: int) -> Fenced:
         """Call ``produce_on`` for the next file, which is returned."""
         numbers = self.numbers.array
-        numbers[produce_plan.N_BASE] += numbers[produce_plan.N_LIMIT]
-        numbers[produce_plan.N_LIMIT] = file_bytes
+        numbers[kernel.N_BASE] += numbers[kernel.N_LIMIT]
+        numbers[kernel.N_LIMIT] = file_bytes
         log = fenced(bytes([UNTOUCHED]) * file_bytes)
         self.message, self.position = kernel.produce_on(
             self.frame.array,
@@ -72,36 +71,36 @@ def _numbers(batch: Batch, body_at: int, position: int, file_bytes: int) -> list
     topic_end = common_end + len(batch.topic)
     born_end = topic_end + len(batch.born_host)
     slots = {
-        produce_plan.N_BODY_AT: body_at,
-        produce_plan.N_BODY_END: body_at + len(batch.body),
-        produce_plan.N_COUNT: batch.count,
-        produce_plan.N_LAYOUT: batch.layout,
-        produce_plan.N_SYS_FLAG: batch.sys_flag,
-        produce_plan.N_COMMON_AT: prefix_end,
-        produce_plan.N_COMMON_END: common_end,
-        produce_plan.N_PREFIX_AT: 0,
-        produce_plan.N_UNIQUE: 1 if batch.unique_prefix else 0,
-        produce_plan.N_UNIQUE_FIRST: batch.unique_first,
-        produce_plan.N_TOPIC_AT: common_end,
-        produce_plan.N_TOPIC_END: topic_end,
-        produce_plan.N_BORN_HOST_AT: topic_end,
-        produce_plan.N_BORN_HOST_END: born_end,
-        produce_plan.N_STORE_HOST_AT: born_end,
-        produce_plan.N_STORE_HOST_END: born_end + len(batch.store_host),
-        produce_plan.N_QUEUE_ID: batch.queue_id,
-        produce_plan.N_QUEUE_OFFSET: batch.queue_offset,
-        produce_plan.N_BORN_MS: batch.born_ms,
-        produce_plan.N_STORE_MS: batch.store_ms,
-        produce_plan.N_RECORD_MAX: batch.record_max,
-        produce_plan.N_LIMIT: file_bytes - position,
-        produce_plan.N_BASE: FILE_BASE + position,
-        produce_plan.N_RECORDS_MAX: batch.records_max,
-        produce_plan.N_CHECKSUM_BYTES: 20 if batch.checksum else 0,
-        produce_plan.N_FLAG: batch.flag,
-        produce_plan.N_RECONSUME_TIMES: batch.reconsume_times,
+        kernel.N_BODY_AT: body_at,
+        kernel.N_BODY_END: body_at + len(batch.body),
+        kernel.N_COUNT: batch.count,
+        kernel.N_LAYOUT: batch.layout,
+        kernel.N_SYS_FLAG: batch.sys_flag,
+        kernel.N_COMMON_AT: prefix_end,
+        kernel.N_COMMON_END: common_end,
+        kernel.N_PREFIX_AT: 0,
+        kernel.N_UNIQUE: 1 if batch.unique_prefix else 0,
+        kernel.N_UNIQUE_FIRST: batch.unique_first,
+        kernel.N_TOPIC_AT: common_end,
+        kernel.N_TOPIC_END: topic_end,
+        kernel.N_BORN_HOST_AT: topic_end,
+        kernel.N_BORN_HOST_END: born_end,
+        kernel.N_STORE_HOST_AT: born_end,
+        kernel.N_STORE_HOST_END: born_end + len(batch.store_host),
+        kernel.N_QUEUE_ID: batch.queue_id,
+        kernel.N_QUEUE_OFFSET: batch.queue_offset,
+        kernel.N_BORN_MS: batch.born_ms,
+        kernel.N_STORE_MS: batch.store_ms,
+        kernel.N_RECORD_MAX: batch.record_max,
+        kernel.N_LIMIT: file_bytes - position,
+        kernel.N_BASE: FILE_BASE + position,
+        kernel.N_RECORDS_MAX: batch.records_max,
+        kernel.N_CHECKSUM_BYTES: 20 if batch.checksum else 0,
+        kernel.N_FLAG: batch.flag,
+        kernel.N_RECONSUME_TIMES: batch.reconsume_times,
     }
-    assert sorted(slots) == list(range(produce_plan.N_LENGTH))
-    return [slots[slot] for slot in range(produce_plan.N_LENGTH)]
+    assert sorted(slots) == list(range(kernel.N_LENGTH))
+    return [slots[slot] for slot in range(kernel.N_LENGTH)]
 
 
 def produce(
@@ -114,7 +113,7 @@ def produce(
         frame=fenced(before + batch.body, sentinel=sentinel),
         numbers=fenced(_numbers(batch, len(before), position, file_bytes), np.int64, sentinel),
         texts=fenced(texts, sentinel=sentinel),
-        plan=room(batch.count * produce_plan.PLAN_WIDTH, np.int64, sentinel),
+        plan=room(batch.count * kernel.PLAN_WIDTH, np.int64, sentinel),
         log=fenced(bytes([UNTOUCHED]) * (file_bytes - position), sentinel=sentinel),
         physical_offsets=fenced(bytes(8 * batch.count), sentinel=sentinel),
     )

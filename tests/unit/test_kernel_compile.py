@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from flintmq.broker import kernels
-from flintmq.broker.kernels import deliver, dispatch, gather, index, produce, produce_plan, search, sequences, text
+from flintmq.broker.kernels import deliver, dispatch, gather, index, produce, search, sequences, text
 from flintmq.protocol.storage.arrays import crc32, jit, kernel_caches
 from flintmq.protocol.storage.arrays.kernel_caches import CACHE_VARIABLE
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(jit.INTERPRETED, reason="nothing is compiled")
 
 KERNELS = {
     f"{module.__name__.rpartition('.')[2]}.{name.lstrip('_')}": value
-    for module in (crc32, text, produce_plan, produce, dispatch, index, gather, sequences, deliver, search)
+    for module in (crc32, text, produce, dispatch, index, gather, sequences, deliver, search)
     for name, value in vars(module).items()
     # Functions that are only inlined into kernels may be compiled for further types when a kernel is compiled.
     if not getattr(value, "_can_compile", True) and value.__module__ == module.__name__
@@ -36,8 +36,7 @@ def test_every_kernel_is_known_to_these_tests() -> None:
     expected = {
         "crc32": {"crc32"},
         "text": {"text_status", "java_hash"},
-        "produce": {"produce"},
-        "produce_plan": {"common_status", "count_batch"},
+        "produce": {"common_status", "count_batch", "produce"},
         "dispatch": {"scan", "locate", "queue_hash", "dispatch"},
         "index": {"put", "check", "select", "match"},
         "gather": {"choose", "plan_reads", "gather", "finish"},

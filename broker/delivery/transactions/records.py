@@ -14,7 +14,6 @@ import msgpack
 
 from ....protocol.commands import LAYOUT_ROWS
 from ....protocol.errors import InvalidParameter, MessageIllegal, QueueNotExist, TopicNotExist
-from ....protocol.names import check_name
 from ....protocol.storage.delivery import (
     HALF_TOPIC,
     OP_HALF_TOPIC,
@@ -24,16 +23,12 @@ from ....protocol.storage.delivery import (
     PROPERTY_REAL_QUEUE,
     PROPERTY_REAL_TOPIC,
     PROPERTY_RECORD_CRC,
-    PROPERTY_TIMER_DELAY_MS,
-    PROPERTY_TIMER_DELAY_SECONDS,
-    PROPERTY_TIMER_DELIVER_MS,
     PROPERTY_TRANSACTION_ID,
     TRANSACTION_ID_BYTES_MAX,
     TRANSACTION_PARKED_TOPIC,
 )
 from ....protocol.storage.layout import SysFlag
 from ....protocol.storage.record import (
-    PROPERTY_DELAY,
     PROPERTY_TAGS,
     PROPERTY_UNIQ_KEY,
     Record,
@@ -41,12 +36,12 @@ from ....protocol.storage.record import (
     offset_id,
     unique_key,
 )
-from ...memo import remembered
-from ...store import TopicConfig, common_properties
+from ...store import TopicConfig
 
 if TYPE_CHECKING:
     from ....protocol.commands import ProduceRequest
     from ...store import MessageStore
+    from ..routing import HalfRequest
 
 TOPICS = tuple(
     TopicConfig(name, read_queues=1, write_queues=1) for name in (HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_PARKED_TOPIC)
@@ -200,17 +195,6 @@ def _number(text: str) -> int | None:
 #
 # The produce kernel applies the rules for messages to the resulting rows; this module does not check them.
 
-_PAIR_END = "\x02"
-_DELAYS = (PROPERTY_DELAY, PROPERTY_TIMER_DELIVER_MS, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELAY_SECONDS)
-
-
-@dataclass(frozen=True, slots=True)
-class HalfRequest:
-    """The request of a frame with half messages: the producer group, and the other common properties, encoded."""
-
-    group: str
-    common: bytes
-
 
 @dataclass(frozen=True, slots=True)
 class HalfFrame:
@@ -219,37 +203,6 @@ class HalfFrame:
     body: bytearray
     common: bytes
     transaction_ids: list[str]
-
-
-@remembered(1024)
-def half_request(common: str) -> HalfRequest | None:
-    """Return the request in a frame's common properties; None if they do not ask for half messages.
-
-    Raises ``MessageIllegal`` or ``InvalidParameter`` if the request is not valid.
-    """
-    # A search for the name spares all other frames the parsing.
-    if PROPERTY_HALF not in common:
-        return None
-    pairs = [pair.partition("\x01")[::2] for pair in common.split(_PAIR_END) if pair]
-    asked = [value for name, value in pairs if name == PROPERTY_HALF]
-    if not asked:
-        return None
-    if asked != ["true"]:
-        raise InvalidParameter(f"{PROPERTY_HALF} must be `true` or be absent, got {asked[-1][:40]!r}")
-    groups = [value for name, value in pairs if name == PROPERTY_PRODUCER_GROUP]
-    if len(groups) != 1:
-        raise InvalidParameter(
-            f"a half message needs one producer group in the common property {PROPERTY_PRODUCER_GROUP}: the broker "
-            "asks the group's producers if the transaction is not ended in time"
-        )
-    for name, _ in pairs:
-        if name in _DELAYS:
-            raise InvalidParameter(f"a half message cannot be delayed: omit {name} or {PROPERTY_HALF}")
-        if name == PROPERTY_UNIQ_KEY:
-            raise InvalidParameter(f"{name} must not be a common property; each half message needs its own")
-    rest = [(name, value) for name, value in pairs if name not in (PROPERTY_HALF, PROPERTY_PRODUCER_GROUP)]
-    own = common_properties("".join(f"{name}\x01{value}\x02" for name, value in rest))
-    return HalfRequest(check_name("group", groups[0]), own)
 
 
 def half_frame(request: ProduceRequest, half: HalfRequest, queue: int, body: memoryview) -> HalfFrame:

@@ -13,7 +13,6 @@ from ....protocol.errors import MessageIllegal, ServiceNotAvailable
 from ....protocol.storage.layout import BLANK_BYTES_MIN, PROPERTIES_BYTES_MAX, RECORD_BYTES_MIN
 from ....protocol.storage.record import RECORD_CRC_BYTES, UNIQUE_PREFIX_DIGITS
 from ...kernels import produce as kernel
-from ...kernels import produce_plan
 from ..files.mapped_file import MappedFileQueue
 from ..tables.clock import StoreClock
 from .preallocation import LogPreallocator
@@ -26,17 +25,11 @@ if TYPE_CHECKING:
     from ..settings import StoreSettings
     from .produce_batch import FrameBody, ProduceBatch
 
-_NUMBERS = struct.Struct(f"={produce_plan.N_LENGTH}q")
+_NUMBERS = struct.Struct(f"={kernel.N_LENGTH}q")
 _PLAN_MESSAGES = 4096
 """Number of messages that the arrays have room for at first; a larger frame makes larger arrays."""
 _RECORD_OVERHEAD_BYTES = (
-    RECORD_BYTES_MIN
-    + 24
-    + 127
-    + produce_plan.UNIQUE_PROPERTY_BYTES
-    + produce_plan.KEYS_PROPERTY_BYTES
-    + 1
-    + RECORD_CRC_BYTES
+    RECORD_BYTES_MIN + 24 + 127 + kernel.UNIQUE_PROPERTY_BYTES + kernel.KEYS_PROPERTY_BYTES + 1 + RECORD_CRC_BYTES
 )
 """Upper bound of a record's bytes besides its body and its own and common properties."""
 
@@ -83,7 +76,7 @@ class CommitLog:
         # small one.
         self._numbers_blob = bytearray(_NUMBERS.size)
         self._numbers = np.frombuffer(self._numbers_blob, np.int64)
-        self._plan = np.zeros(_PLAN_MESSAGES * produce_plan.PLAN_WIDTH, np.int64)
+        self._plan = np.zeros(_PLAN_MESSAGES * kernel.PLAN_WIDTH, np.int64)
         self._offsets_blob = bytearray(_PLAN_MESSAGES * 8)
         self._offsets = np.frombuffer(self._offsets_blob, np.uint8)
         self._texts_blob = bytearray(PROPERTIES_BYTES_MAX + 512)
@@ -117,8 +110,8 @@ class CommitLog:
         # The kernel refuses a frame with more bytes of records, so no more room is ever needed.
         bound = min(records_bound, FRAME_RECORDS_BYTES_MAX) + BLANK_BYTES_MIN
         file = self.ahead.make(self.write_offset, bound)
-        if count * produce_plan.PLAN_WIDTH > len(self._plan):
-            self._plan = np.zeros(count * produce_plan.PLAN_WIDTH, np.int64)
+        if count * kernel.PLAN_WIDTH > len(self._plan):
+            self._plan = np.zeros(count * kernel.PLAN_WIDTH, np.int64)
             self._offsets_blob = bytearray(count * 8)
             self._offsets = np.frombuffer(self._offsets_blob, np.uint8)
         # Frames mostly arrive in the one receive buffer that all connections share, so its array is made once.
@@ -139,14 +132,14 @@ class CommitLog:
             made, size = kernel.produce_on(*arrays, writer.array, self._offsets, 0)
         else:
             status, made, size = kernel.produce(*arrays, writer.array, self._offsets)
-            if status != produce_plan.OK:
+            if status != kernel.OK:
                 raise self._refusal(status, made, size)
         # The kernel stopped at the end of the buffer or of the file; ``put`` makes room for the next record in either
         # case.
         while made < count:
             writer.put(size, is_last=False)
-            self._numbers[produce_plan.N_LIMIT] = writer.limit
-            self._numbers[produce_plan.N_BASE] = writer.offset
+            self._numbers[kernel.N_LIMIT] = writer.limit
+            self._numbers[kernel.N_BASE] = writer.offset
             made, size = kernel.produce_on(*arrays, writer.array, self._offsets, made)
         writer.put(size, is_last=True)
         # Published last: readers, the flush and the dispatch look at nothing beyond ``write_offset``.
@@ -183,22 +176,22 @@ class CommitLog:
         values = repeated.values
         if common:
             repeated.set_common(common)
-        values[produce_plan.N_BODY_AT] = body_at
-        values[produce_plan.N_BODY_END] = body_end
-        values[produce_plan.N_COUNT] = count
-        values[produce_plan.N_UNIQUE_FIRST] = unique_first
-        values[produce_plan.N_QUEUE_ID] = queue_id
-        values[produce_plan.N_QUEUE_OFFSET] = queue_offset
-        values[produce_plan.N_BORN_MS] = born_ms or store_ms
-        values[produce_plan.N_STORE_MS] = store_ms
+        values[kernel.N_BODY_AT] = body_at
+        values[kernel.N_BODY_END] = body_end
+        values[kernel.N_COUNT] = count
+        values[kernel.N_UNIQUE_FIRST] = unique_first
+        values[kernel.N_QUEUE_ID] = queue_id
+        values[kernel.N_QUEUE_OFFSET] = queue_offset
+        values[kernel.N_BORN_MS] = born_ms or store_ms
+        values[kernel.N_STORE_MS] = store_ms
         writer = self.writer
         writer.begin(file, self.write_offset, self.settings.message_bytes_max)
-        values[produce_plan.N_LIMIT] = writer.limit
-        values[produce_plan.N_BASE] = writer.offset
+        values[kernel.N_LIMIT] = writer.limit
+        values[kernel.N_BASE] = writer.offset
         status, made, size = kernel.produce(
             self._frame, repeated.numbers, repeated.texts, self._plan, writer.array, self._offsets
         )
-        if status != produce_plan.OK or made < count:
+        if status != kernel.OK or made < count:
             return None
         try:
             writer.put(size, is_last=True)
@@ -211,20 +204,18 @@ class CommitLog:
 
     def _plan_only(self, arrays: _FrameArrays, count: int) -> np.ndarray:
         """Validate and plan a frame without writing it; return the size of each record. Raises ``MessageIllegal``."""
-        self._numbers[
-            produce_plan.N_RECORDS_MAX
-        ] = -1  # makes the kernel refuse after planning, with the size of all records
+        self._numbers[kernel.N_RECORDS_MAX] = -1  # makes the kernel refuse after planning, with the size of all records
         status, message, detail = kernel.produce(*arrays, self.writer.array, self._offsets)
         # The refusal is the expected result here; any other status is a fault of the frame.
-        if status != produce_plan.RECORDS_TOO_LONG or detail > FRAME_RECORDS_BYTES_MAX:
+        if status != kernel.RECORDS_TOO_LONG or detail > FRAME_RECORDS_BYTES_MAX:
             raise self._refusal(status, message, detail)
-        plan = self._plan[: count * produce_plan.PLAN_WIDTH].reshape(count, produce_plan.PLAN_WIDTH)
-        sizes: np.ndarray = plan[:, produce_plan.P_BODY_BYTES] + plan[:, produce_plan.P_PROPERTIES_BYTES]
+        plan = self._plan[: count * kernel.PLAN_WIDTH].reshape(count, kernel.PLAN_WIDTH)
+        sizes: np.ndarray = plan[:, kernel.P_BODY_BYTES] + plan[:, kernel.P_PROPERTIES_BYTES]
         sizes += (detail - int(sizes.sum())) // count  # all records of a frame have equally long other parts
         return sizes
 
     def _refusal(self, status: int, message: int, detail: int) -> MessageIllegal:
-        body_at = int(self._numbers[produce_plan.N_BODY_AT])
+        body_at = int(self._numbers[kernel.N_BODY_AT])
         return refusal(status, message, detail, body_at=body_at, message_bytes_max=self.settings.message_bytes_max)
 
     def append_records(self, records: Sequence[Record]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ....protocol.errors import MessageIllegal
 from ....protocol.storage.layout import BLANK_BYTES_MIN, MAGIC_BLANK, PRODUCED_PROPERTIES_BYTES_MAX
-from ...kernels import produce_plan
+from ...kernels import produce as kernel
 from ...memo import remembered
 from ..errors import StoreFailed
 from ..files.file_system import zero
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 FRAME_RECORDS_BYTES_MAX = 64 * 1024 * 1024
 """Maximum size of all records of one frame. Common properties are copied into each record, and a frame must not occupy
 the event loop for long."""
-_MESSAGE_BYTES_MIN = (4, 3, 0, produce_plan.BATCH_MESSAGE_BYTES_MIN)
+_MESSAGE_BYTES_MIN = (4, 3, 0, kernel.BATCH_MESSAGE_BYTES_MIN)
 """Minimum size of a message in a frame, by layout."""
 
 _RULES = {
-    produce_plan.TRUNCATED: "the body ends in the middle of it",
-    produce_plan.NOT_A_MESSAGE: "it is not an array of 2 to 4 items [body, properties, sys_flag, flag]",
-    produce_plan.BODY_NOT_BIN: "its body is not a msgpack bin",
-    produce_plan.PROPERTIES_NOT_MAP: "its properties are not a msgpack map",
-    produce_plan.PROPERTY_NOT_STR: "a property's name or value is not a msgpack str",
-    produce_plan.NOT_UTF8: "a property or key is not UTF-8",
-    produce_plan.HAS_SEPARATOR: "a property or key contains \\x01 or \\x02, which separate properties in the store",
-    produce_plan.EMPTY_PROPERTY: "a property has an empty name or value; leave it out",
-    produce_plan.FORBIDDEN_PROPERTY: "it sets a property that only the broker may set",
-    produce_plan.DELAY_NOT_INTEGER: "its property DELAY is not an integer",
-    produce_plan.FLAG_NOT_INTEGER: "its sys_flag or flag is not an integer of 32 bits",
-    produce_plan.BYTES_LEFT: "bytes follow the last message; count or layout is wrong",
-    produce_plan.KEYS_NOT_STR: "its key is neither a str nor nil",
-    produce_plan.WRONG_COUNT: "the columns do not have count items each",
-    produce_plan.WRONG_SIZE: "its size differs from that of its parts",
-    produce_plan.COMMON_ONLY: "it asks for a delayed or transactional delivery for itself alone: DELAY, TIMER_* and "
+    kernel.TRUNCATED: "the body ends in the middle of it",
+    kernel.NOT_A_MESSAGE: "it is not an array of 2 to 4 items [body, properties, sys_flag, flag]",
+    kernel.BODY_NOT_BIN: "its body is not a msgpack bin",
+    kernel.PROPERTIES_NOT_MAP: "its properties are not a msgpack map",
+    kernel.PROPERTY_NOT_STR: "a property's name or value is not a msgpack str",
+    kernel.NOT_UTF8: "a property or key is not UTF-8",
+    kernel.HAS_SEPARATOR: "a property or key contains \\x01 or \\x02, which separate properties in the store",
+    kernel.EMPTY_PROPERTY: "a property has an empty name or value; leave it out",
+    kernel.FORBIDDEN_PROPERTY: "it sets a property that only the broker may set",
+    kernel.DELAY_NOT_INTEGER: "its property DELAY is not an integer",
+    kernel.FLAG_NOT_INTEGER: "its sys_flag or flag is not an integer of 32 bits",
+    kernel.BYTES_LEFT: "bytes follow the last message; count or layout is wrong",
+    kernel.KEYS_NOT_STR: "its key is neither a str nor nil",
+    kernel.WRONG_COUNT: "the columns do not have count items each",
+    kernel.WRONG_SIZE: "its size differs from that of its parts",
+    kernel.COMMON_ONLY: "it asks for a delayed or transactional delivery for itself alone: DELAY, TIMER_* and "
     "TRAN_MSG belong among the common properties of its frame",
 }
 
@@ -94,21 +94,21 @@ class RepeatedBatch:
         self, numbers: np.ndarray, texts: np.ndarray, record_overhead_bytes: int, common_bytes_max: int
     ) -> None:
         self.numbers = numbers.copy()
-        self.numbers[produce_plan.N_RECORDS_MAX] = FRAME_RECORDS_BYTES_MAX
-        self._common_at = int(numbers[produce_plan.N_STORE_HOST_END])
+        self.numbers[kernel.N_RECORDS_MAX] = FRAME_RECORDS_BYTES_MAX
+        self._common_at = int(numbers[kernel.N_STORE_HOST_END])
         self.texts = np.zeros(self._common_at + common_bytes_max, np.uint8)
         self.texts[: self._common_at] = texts[: self._common_at]
         self.values = memoryview(self.numbers.data)
         """View of ``numbers`` that takes Python integers: cheaper than NumPy's assignment."""
-        common_bytes = self.values[produce_plan.N_COMMON_END] - self.values[produce_plan.N_COMMON_AT]
+        common_bytes = self.values[kernel.N_COMMON_END] - self.values[kernel.N_COMMON_AT]
         self.record_overhead_bytes = record_overhead_bytes + max(common_bytes, common_bytes_max)
 
     def set_common(self, common: bytes) -> None:
         """Replace the common properties by others of at most ``common_bytes_max`` bytes."""
         begin, end = self._common_at, self._common_at + len(common)
         self.texts.data[begin:end] = common
-        self.values[produce_plan.N_COMMON_AT] = begin
-        self.values[produce_plan.N_COMMON_END] = end
+        self.values[kernel.N_COMMON_AT] = begin
+        self.values[kernel.N_COMMON_END] = end
 
 
 @dataclass(slots=True)
@@ -137,8 +137,8 @@ def common_properties(text: str) -> bytes:
             "written",
             properties_bytes_max=limit,
         )
-    status, name_at, name_end = produce_plan.common_status(np.frombuffer(bytearray(blob), np.uint8), 0, len(blob))
-    if status != produce_plan.OK:
+    status, name_at, name_end = kernel.common_status(np.frombuffer(bytearray(blob), np.uint8), 0, len(blob))
+    if status != kernel.OK:
         shown = blob[name_at:name_end].decode("utf-8", "replace")
         raise MessageIllegal(f"the common property {shown!r} cannot be set: {_RULES[status]}")
     return blob
@@ -152,7 +152,7 @@ def check_count(count: int, layout: int, body_bytes: int) -> None:
 
 def count_batch(buffer: bytearray, at: int, end: int) -> int:
     """Return the number of messages in a RocketMQ client's batch. Raises ``MessageIllegal`` if one is cut."""
-    count, whole_until = produce_plan.count_batch(np.frombuffer(buffer, np.uint8), at, end)
+    count, whole_until = kernel.count_batch(np.frombuffer(buffer, np.uint8), at, end)
     if whole_until != end or not count:
         raise MessageIllegal(
             f"message {count} of the batch: its size does not fit into the {end - at:,} bytes of the batch; nothing "
@@ -163,11 +163,11 @@ def count_batch(buffer: bytearray, at: int, end: int) -> int:
 
 
 def refusal(status: int, message: int, detail: int, *, body_at: int, message_bytes_max: int) -> MessageIllegal:
-    """Return the producer's error for a status of ``kernels.produce_plan``.
+    """Return the producer's error for a status of ``kernels.produce``.
 
     ``body_at``: where the frame's body begins; ``message_bytes_max``: maximum size of a record.
     """
-    if status == produce_plan.PROPERTIES_TOO_LONG:
+    if status == kernel.PROPERTIES_TOO_LONG:
         limit = PRODUCED_PROPERTIES_BYTES_MAX
         return MessageIllegal(
             f"message {message}: its properties take {detail:,} bytes, at most {limit:,} are allowed; nothing of "
@@ -175,7 +175,7 @@ def refusal(status: int, message: int, detail: int, *, body_at: int, message_byt
             message_index=message,
             properties_bytes_max=limit,
         )
-    if status == produce_plan.RECORD_TOO_LONG:
+    if status == kernel.RECORD_TOO_LONG:
         limit = message_bytes_max
         return MessageIllegal(
             f"message {message}: its record would take {detail:,} bytes, store.message_bytes_max allows {limit:,}; "
@@ -183,7 +183,7 @@ def refusal(status: int, message: int, detail: int, *, body_at: int, message_byt
             message_index=message,
             message_bytes_max=limit,
         )
-    if status == produce_plan.RECORDS_TOO_LONG:
+    if status == kernel.RECORDS_TOO_LONG:
         return MessageIllegal(
             f"the records of this frame would take more than {FRAME_RECORDS_BYTES_MAX:,} bytes; send fewer "
             "messages a frame; nothing of it was written"
