@@ -200,7 +200,7 @@ CASES += [
     for command in commands.COMMANDS.values()
     if command.rule is not anybody and command not in {case.command for case in CASES}
 ]
-"""Commands whose rule is ``anybody`` are not here: ``test_permission_lists.py`` tests what they show."""
+"""Commands whose rule is ``anybody`` are not here: ``test_permissions.py`` tests what they show."""
 
 BY_NAME = {case.name or case.command.name: case for case in CASES}
 assert len(BY_NAME) == len(CASES)

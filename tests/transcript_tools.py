@@ -39,6 +39,7 @@ VARYING: list[tuple[str, str]] = [
     (r"\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\b", "YYYY-MM-DD HH:MM:SS"),
     (r"127\.0\.0\.1:\d{4,5}\b", "127.0.0.1:PORT"),
     (r"(epoch\W+)\d{13}", r"\1EPOCH"),
+    (r"((?:version|flintmq)\W+)\d+\.\d+\.\d+\b", r"\1VERSION"),
     (r'("\w+_seconds": )[\d.]+', r"\1SECONDS"),
     (r'("password": ")[^"]+', r"\1PASSWORD"),
     (r"(\t(?:open|parked|delivered)\t)[\d.]+", r"\1SECONDS"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import shutil
 from pathlib import Path
 
 import pytest
 
-from flintmq.protocol.storage.layout import PRE_BLANK_SIZE, UNIT
+from flintmq.protocol.storage.layout import CHECKPOINT, CHECKPOINT_FILE_BYTES, PRE_BLANK_SIZE, UNIT, UNIT_BYTES
 from tests.fault.derived_files import (
     QUEUE,
     Damage,
@@ -20,7 +21,7 @@ from tests.fault.derived_files import (
     both_ends,
     close,
 )
-from tests.store_tools import SMALL, kill, overwrite
+from tests.store_tools import SMALL, append, assert_holds, kill, open_store, overwrite, plain, put, reopen
 
 FIRST, SECOND = f"{0:020d}", f"{SMALL.consumequeue_file_bytes:020d}"
 SOURCE = random.Random(5)
@@ -155,3 +156,40 @@ def test_a_flipped_bit_anywhere_in_a_unit_is_noticed(filled: Filled, tmp_path: P
         overwrite(path / QUEUE / FIRST, at, bytes([held ^ 1 << SOURCE.randrange(8)]))
 
     assert_rebuilt(filled(close), tmp_path, flip)
+
+
+def test_units_lost_below_the_checked_part_are_refilled_once_a_later_record_shows_it(tmp_path: Path) -> None:
+    settings = dataclasses.replace(SMALL, verify_at_start_bytes=0)
+    store = open_store(tmp_path / "store", settings)
+    sent = put(store, "orders", 1, plain(30))
+    store.sync_derived()
+    sent += append(store, "orders", 1, plain(3, first=30))
+    store.flush()
+    kill(store)
+    overwrite(store.path / QUEUE / FIRST, 20 * UNIT_BYTES, bytes(10 * UNIT_BYTES))
+    for name in ("state.json", "state.json.bak"):  # they say where the queue ended
+        (store.path / "flintmq" / name).unlink(missing_ok=True)
+    store, report = reopen(store.path, settings)
+    assert report.rebuilt == ["consumequeue orders/1: it ends at 20"]
+    assert_holds(store, sent)
+    store.close()
+
+
+def test_units_that_rocketmq_had_not_flushed_are_added_however_new_other_queues_are(tmp_path: Path) -> None:
+    """It flushes the log more often than the queues, so its checkpoint names an older time for these."""
+    settings = dataclasses.replace(SMALL, verify_at_start_bytes=0)
+    store = open_store(tmp_path / "store", settings)
+    sent = put(store, "orders", 1, plain(30))
+    while store.write_offset < SMALL.commitlog_file_bytes:
+        put(store, "bills", 0, plain(10, size=50_000))
+    kill(store)
+    shutil.rmtree(store.path / "flintmq")
+    overwrite(store.path / QUEUE / FIRST, 20 * UNIT_BYTES, bytes(10 * UNIT_BYTES))
+    # A start checks the newest file of the log only: the others are known to be flushed.
+    times = CHECKPOINT.pack(sent[-1].store_ms + 3_600_000, sent[0].store_ms, sent[0].store_ms, 0, 0)
+    (store.path / "checkpoint").write_bytes(times.ljust(CHECKPOINT_FILE_BYTES, b"\0"))
+    store, report = reopen(store.path, settings)
+    assert not report.clean
+    assert report.messages_checked < 30
+    assert_holds(store, sent)
+    store.close()

@@ -14,6 +14,7 @@ import pytest
 from flintmq.client import Admin, Consumer, Producer
 from flintmq.protocol.commands import UPDATE_AND_CREATE_TOPIC
 from tests.aio_tools import LOOPS, RunInLoop
+from tests.cli_tools import Cli
 from tests.client_drivers import Clients
 from tests.conftest import Brokers, ConnectionFactory, RawConnection, RunningBroker
 from tests.etcd_server import EtcdServer, etcd_cluster
@@ -25,6 +26,13 @@ from tests.replica_set import ReplicaSet
 @pytest.fixture
 def address(shared_broker: RunningBroker) -> str:
     return shared_broker.address
+
+
+@pytest.fixture
+def cli(tmp_path: Path, shared_broker: RunningBroker) -> Iterator[Cli]:
+    """The command line, connected to the shared broker."""
+    with Cli(tmp_path, shared_broker.address) as cli:
+        yield cli
 
 
 @pytest.fixture

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from flintmq.client import Admin, Producer
@@ -13,13 +10,6 @@ from flintmq.protocol.commands import RUNTIME_INFO
 from tests.cli_tools import Cli
 from tests.conftest import RunningBroker
 from tests.integration.test_cli_transcripts import documented
-
-
-@pytest.fixture
-def cli(tmp_path: Path, shared_broker: RunningBroker) -> Iterator[Cli]:
-    """The command line, connected to the shared broker."""
-    with Cli(tmp_path, shared_broker.address) as cli:
-        yield cli
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from flintmq.client.cli.failures import EXIT_ERROR, EXIT_UNREACHED, EXIT_USAGE
 from tests.cli_tools import Cli, Terminal
 from tests.conftest import BrokerFactory, RunningBroker
@@ -60,11 +58,6 @@ def test_a_program_connects_to_the_broker_of_the_variable(shared_broker: Running
 
 
 class TestCompletion:
-    @pytest.fixture
-    def cli(self, tmp_path: Path, shared_broker: RunningBroker) -> Cli:
-        """The command line, connected to the shared broker."""
-        return Cli(tmp_path, shared_broker.address)
-
     def _completed(self, cli: Cli, *words: str) -> list[str]:
         cli.variables = {
             "_FLINTMQ_COMPLETE": "bash_complete",

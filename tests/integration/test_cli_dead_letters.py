@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,6 @@ from tests.conftest import BrokerFactory, ConnectionFactory, RawConnection, Runn
 from tests.dead_letter_tools import bury, send_back
 from tests.delivery_tools import fill, receive
 from tests.group_tools import joined
-
-
-@pytest.fixture
-def cli(tmp_path: Path, shared_broker: RunningBroker) -> Iterator[Cli]:
-    """The command line, connected to the shared broker."""
-    with Cli(tmp_path, shared_broker.address) as cli:
-        yield cli
 
 
 @pytest.fixture
@@ -95,24 +87,6 @@ class TestShow:
         assert terminal.finish() == EXIT_OK
         assert "REASON" in terminal.text
         assert "ValueError: no" in terminal.text
-
-    def test_handled_dead_letters_are_shown_on_request(self, cli: Cli, group: str) -> None:
-        cli.run("dlq", "purge", group, "--yes", "--before", "3")
-
-        def offsets(*options: str) -> list[int]:
-            return [row["queue_offset"] for row in cli.run("dlq", "show", group, "-o", "json", *options).rows]
-
-        assert offsets() == [3]
-        assert offsets("--all") == [0, 1, 2, 3]
-        assert offsets("--all", "-n", "2") == [0, 1]
-        assert offsets("--queue-offset", "1:3") == [1, 2]
-        assert offsets("--queue-offset", "2") == [2]
-
-    @pytest.mark.parametrize("columns", [80, 200])
-    def test_the_screen_fits_its_terminal(self, cli: Cli, group: str, columns: int) -> None:
-        terminal = Terminal(cli, ["dlq", "show", group], columns)
-        assert terminal.finish() == EXIT_OK
-        assert terminal.text.count("MESSAGE ID") == (4 if columns == 80 else 1), "row by row, or as a table"
 
 
 class TestResend:

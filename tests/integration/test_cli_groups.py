@@ -13,19 +13,13 @@ import pytest
 from flintmq.client import Admin, Consumer, GroupConsumer, GroupNotExist, GroupRunning, OffsetOutOfRange, Producer
 from flintmq.client.cli.failures import EXIT_ERROR, EXIT_OK
 from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, INVOKE_BROKER_TO_RESET_OFFSET, UPDATE_CONSUMER_OFFSET
+from flintmq.protocol.display import iso
 from flintmq.protocol.errors import CommitIllegal
 from tests.cli_tools import Cli, Terminal
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
 from tests.group_tools import RawMember, joined, until
 from tests.integration.test_cli_transcripts import documented
 from tests.integration.test_retention import SOON, fill, wait_for_min_offset
-
-
-@pytest.fixture
-def cli(tmp_path: Path, shared_broker: RunningBroker) -> Iterator[Cli]:
-    """Return a command line connected to the shared broker."""
-    with Cli(tmp_path, shared_broker.address) as cli:
-        yield cli
 
 
 @pytest.fixture
@@ -76,28 +70,15 @@ class TestStatus:
 
 
 class TestList:
-    def test_groups_are_listed_with_their_lag(
+    def test_the_time_of_the_next_message_is_that_of_the_oldest_one_to_read(
         self, cli: Cli, member: RawMember, filled: str, shared_broker: RunningBroker
     ) -> None:
-        rows = cli.run("group", "list", member.group, "-o", "json").rows
+        (row,) = cli.run("group", "list", member.group, "-o", "json").rows
         with Consumer(shared_broker.address) as consumer:
             first = min(next(iter(consumer.pull(filled, queue, 0))).stored_at for queue in (0, 1))
-        assert rows == [
-            {
-                "group": member.group,
-                "kind": "native",
-                "mode": "clustering",
-                "state": "stable",
-                "members": 1,
-                "lag": 6,
-                "next_stored_at": f"{first:%Y-%m-%dT%H:%M:%S}.{first.microsecond // 1000:03}Z",
-                "topics": [filled],
-            }
-        ]
+        assert row["next_stored_at"] == iso(first)
         (status,) = cli.run("group", "status", member.group, "-o", "json").rows
-        assert status["next_stored_at"] == rows[0]["next_stored_at"]
-        assert "BEHIND" in cli.run("group", "list", member.group, "-o", "table").out
-        assert cli.run("group", "list", "no-such*", "-o", "table").out == "no group matches no-such*\n"
+        assert status["next_stored_at"] == row["next_stored_at"]
 
 
 class TestReset:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,13 +12,6 @@ from flintmq.client import Admin, Consumer, Message, Producer
 from flintmq.client.cli.failures import EXIT_ERROR, EXIT_NOT_FOUND, EXIT_USAGE
 from tests.cli_tools import Cli
 from tests.conftest import RunningBroker
-
-
-@pytest.fixture
-def cli(tmp_path: Path, shared_broker: RunningBroker) -> Iterator[Cli]:
-    """Return a command line connected to the shared broker."""
-    with Cli(tmp_path, shared_broker.address) as cli:
-        yield cli
 
 
 @pytest.fixture

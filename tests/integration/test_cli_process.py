@@ -9,25 +9,17 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from flintmq.client import Admin, Consumer, Message, Producer
-from flintmq.client.cli.failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_NOT_FOUND, EXIT_UNREACHED, EXIT_USAGE
+from flintmq.client.cli.failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_NOT_FOUND, EXIT_USAGE
 from flintmq.protocol.standard_output import EXIT_CLOSED_PIPE, EXIT_OUTPUT
 from tests.cli_tools import PROGRAM, Cli, Terminal
 from tests.conftest import BrokerFactory, RunningBroker
 
 _SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]")
-
-
-@pytest.fixture
-def cli(tmp_path: Path, shared_broker: RunningBroker) -> Iterator[Cli]:
-    """Return a command line connected to the shared broker."""
-    with Cli(tmp_path, shared_broker.address) as cli:
-        yield cli
 
 
 @pytest.fixture
@@ -82,11 +74,6 @@ class TestLines:
         assert done.code == EXIT_USAGE
         assert "there is no command stauts; did you mean 'status'?" in done.err
         assert cli.run("topic", "status", "stauts").code == EXIT_NOT_FOUND
-
-    def test_a_topic_with_the_name_of_a_command_is_reached(self, cli: Cli) -> None:
-        assert cli.run("send", "tail", "x").code == 0
-        assert cli.run("tail", "tail", "-n", "1").lines == ["x"]
-        cli.run("topic", "delete", "tail", "-y")
 
 
 class TestPipes:
@@ -300,13 +287,6 @@ def test_the_console_script_is_installed(cli: Cli) -> None:
     done = subprocess.run([script, "status"], env=cli.environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert "write_offset\t" in done.stdout
-
-
-def test_a_missing_broker_is_reported_at_once(tmp_path: Path) -> None:
-    done = Cli(tmp_path, "127.0.0.1:1").spawn("tail", "orders")
-    assert done.code == EXIT_UNREACHED
-    assert done.out == ""
-    assert done.err.count("\n") == 1
 
 
 def test_deleting_asks_first(cli: Cli, filled: str) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections import defaultdict
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -18,12 +16,6 @@ from tests.conftest import RunningBroker
 
 COUNT = 2_500
 """More than two batches."""
-
-
-@pytest.fixture
-def cli(tmp_path: Path, shared_broker: RunningBroker) -> Iterator[Cli]:
-    with Cli(tmp_path, shared_broker.address) as cli:
-        yield cli
 
 
 @pytest.fixture

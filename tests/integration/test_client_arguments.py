@@ -135,12 +135,6 @@ def test_a_command_with_an_argument_that_cannot_be_sent_is_a_usage_error(
     assert "PROTOCOL" not in done.err
 
 
-@pytest.fixture
-def cli(tmp_path: Any, shared_broker: RunningBroker) -> Cli:
-    """Return a command line connected to the shared broker."""
-    return Cli(tmp_path, shared_broker.address)
-
-
 def test_a_wait_may_be_very_long(shared_broker: RunningBroker, topic: str) -> None:
     with Producer(shared_broker.address, delivery_timeout=1e9) as producer, Admin(shared_broker.address) as admin:
         producer.send(Message(topic, b"x"), timeout=1e9)

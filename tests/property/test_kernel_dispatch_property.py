@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -372,3 +374,47 @@ def test_every_queue_and_only_these_are_found(names: list[tuple[bytes, int]], sp
         for other in ((topic, queue_id + 1), (topic + b"0", queue_id), (topic[:-1] + b"_", queue_id)):
             assert other in known or table.find(other) == -1
     assert table.intact
+
+
+# ---- places that a generator seldom meets ----
+
+ORDERS: QueueName = (b"orders", 0)
+SCHEDULE: QueueName = (SCHEDULE_TOPIC, 0)
+PROPERTIES = [
+    *(b"TAGS\x01TagA\x02DELAY\x01%b\x02" % delay for delay in [*DELAYS, b"0", b"x", b"+", b"\xd9\xa1"]),
+    b"DELAY\x013\x02TAGS\x01TagA\x02",
+    b"KEYS\x01 a  b \x02UNIQ_KEY\x01u\x02",
+    b"KEYS\x01a b\x02TAGS\x01x\x02UNIQ_KEY\x01u\x02KEYS\x01c\x02TAGS\x01TagA\x02UNIQ_KEY\x01v\x02",
+    b"KEYS\x01a",
+    b"\x02KEYS\x01a\x02\x02",
+    b"\x01x\x02KEYS\x01a\x02KEYS\x01\x02KEYS\x02KEYS",
+    b"K\x01KEYS\x01x\x02KEYS\x01a",
+    b"KEYS\x01a\x01b\x02",
+    "KEYS\x01schlüssel 😀\x02UNIQ_KEY\x01日本\x02".encode(),
+]
+OFFSETS = [-(2**63), -(2**63) + 5, -1, 0, 2, 6, 7, 8, 1000, 2**58, kernel.QUEUE_OFFSET_MAX, 2**63 - 1]
+
+
+@pytest.mark.parametrize("blob", PROPERTIES)
+def test_properties_of_every_kind_are_read_like_the_twin(blob: bytes) -> None:
+    for name, sys_flag in itertools.product([ORDERS, SCHEDULE, ("größe".encode(), 1)], sorted(set(TRANSACTIONS))):
+        log = write_log([Record(name[0], b"body", blob, name[1], store_timestamp=9, sys_flag=sys_flag)] * 2)
+        check_dispatch(log, 0, len(log), 0, {name: Queue()}, 0, SENTINELS[0])
+
+
+def test_queue_offsets_at_the_limits_are_judged_like_the_twin() -> None:
+    for known, offset, sys_flag in itertools.product([0, 7], [*OFFSETS, OFFSETS[-2] + 1], sorted(set(TRANSACTIONS))):
+        records = [
+            Record(b"orders", b"", b"KEYS\x01k\x02", queue_offset=place, sys_flag=flag)
+            for place, flag in [(known, 0), (offset, sys_flag), (known + 1, 0)]
+        ]
+        log = write_log(records)
+        for deleted_below, index_from in [(0, 0), (len(records[0].encode()), 0), (0, len(records[0].encode()))]:
+            check_dispatch(log, 0, len(log), 0, {ORDERS: Queue(known, deleted_below)}, index_from, SENTINELS[0])
+        check_dispatch(log, 0, len(log), 0, {SCHEDULE: Queue()}, 0, SENTINELS[0])
+
+
+def test_a_call_ends_at_the_first_record_at_or_after_its_end_like_the_twin() -> None:
+    log = write_log([Record(b"orders", b"body", queue_offset=place) for place in range(3)])
+    for end in range(len(log) + 1):
+        check_dispatch(log, 0, end, 0, {ORDERS: Queue()}, 0, SENTINELS[0])

@@ -8,12 +8,19 @@ import io
 from typing import Any
 
 import msgpack
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.broker.kernels import produce as plan
 from flintmq.protocol.storage.layout import PRODUCED_PROPERTIES_BYTES_MAX
-from flintmq.protocol.storage.record import Record, check_record_crc, decode_record
+from flintmq.protocol.storage.record import (
+    COMMON_ONLY_PROPERTIES,
+    FORBIDDEN_PROPERTIES,
+    Record,
+    check_record_crc,
+    decode_record,
+)
 from tests.twins import frames
 from tests.twins.arrays import SENTINELS, examples, fenced
 from tests.twins.produce import (
@@ -31,6 +38,7 @@ from tests.twins.produce import (
     size_of,
 )
 from tests.twins.produce_call import FILE_BASE, UNTOUCHED, produce
+from tests.twins.wire import NOT_A_BIN, NOT_A_MAP, NOT_A_STR, NOT_AN_ARRAY, NOT_AN_INT, Packer, int_forms
 
 sentinels = st.sampled_from(SENTINELS)
 layouts = st.sampled_from([ROWS, COLUMNS])
@@ -259,3 +267,78 @@ def test_only_flag_bits_allowed_to_producers_are_kept(batch: Batch) -> None:
         assert record.sys_flag == message.sys_flag & 0x703 | hosts
         assert (record.born_host, record.store_host) == (batch.born_host, batch.store_host)
         position += len(record.encode())
+
+
+# ---- frames that a generator seldom makes ----
+
+SOUND = b"\x92\xc4\x05hello\x81\xa4TAGS\xa2eu"
+TOO_LONG = (2**31, 2**32 - 1, 2**31 - 1, 100)
+LENGTHS = (b"\x92\xc6", b"\x92\xc4\x00\x81\xdb", b"\x92\xc4\x00\x81\xa1n\xdb", b"\x92\xc4\x00\xdf")
+INTEGERS = (0, 1, 127, 128, 255, 256, 65_535, 65_536, -1, -32, -33, -128, -129, -32_769)
+NO_ARRAYS = [*NOT_AN_ARRAY, b"\x90", b"\x91\xc4\x00", b"\xdd\xff\xff\xff\xff"]
+ROW_FRAMES = [
+    *(b"\x92" + wrong for wrong in [*NOT_A_BIN, b""]),
+    *(b"\x92\xc4\x00" + wrong for wrong in NOT_A_MAP),
+    *(b"\x92\xc4\x00" + before + wrong for before in (b"\x81", b"\x81\xa1n") for wrong in NOT_A_STR),
+    *(
+        before + value
+        for before in (b"\x93\xc4\x00\x80", b"\x94\xc4\x00\x80\x00")
+        for value in [
+            *NOT_AN_INT,
+            *(form for value in (*INTEGERS, 2**31 - 1, -(2**31)) for form in int_forms(value)),
+            *(form for value in (2**31, -(2**31) - 1, 2**63) for form in int_forms(value)),
+            b"",
+            b"\xce\x00",
+        ]
+    ),
+    *[*NO_ARRAYS, b"\x95\xc4\x00\x80\x00\x00\x00"],
+    *(SOUND + behind for behind in (b"\x00", b"\xc0", SOUND)),
+    *(before + length.to_bytes(4, "big") + b"x" for before in LENGTHS for length in TOO_LONG),
+]
+COLUMN_FRAMES = [
+    *(b"\x92\xc4\x00" + wrong for wrong in NOT_A_BIN),
+    *(before + wrong for before in (b"", b"\x92\xc4\x00\xc4\x00") for wrong in NO_ARRAYS),
+    *(b"\x92\xc4\x00\xc4\x00\x92\xa1k" + wrong for wrong in NOT_A_STR),
+    *(
+        b"\x92\xc4\x00\xc4\x00\x92\xa1k" + Packer(0).str(key)
+        for key in (b"", b"a\x01", b"\x02", b"a\xff", b"seven77\xed\xa0\x80")
+    ),
+    *(b"\x92\xc4\x05hello\xc4\x00\x92\xa3o-1\xc0" + behind for behind in (b"", b"\x00", b"\xc0", SOUND)),
+]
+NOT_UTF8 = (b"\xc3", b"\xc0\xaf", b"\xe0\x80\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xf8\x88\x80\x80\x80")
+NAMES = [*FORBIDDEN_PROPERTIES, *COMMON_ONLY_PROPERTIES, "INNER_MULTI_", "INNER_MULTI", "INNER_NUMB", "INNER_NU"]
+DELAYS = "1 +1 18 19 000000001 999999999 - + 1s 1.0 --1 0x1 0 -1 -0 999999999999999999999999999999".split()
+PAIRS = [
+    *((b"", b"v"), (b"n", b""), (b"n\x01", b"v"), (b"n", b"v\x02"), (b"twelve bytes\x01", b"v"), (b"\xff", b"v")),
+    *((b"n", value) for value in (b"\x01234567", b"0123456\x02", b"\xff\x01", b"\x01\xff", b"\x03\x00\x7f", *NOT_UTF8)),
+    *((name.encode(), b"1") for name in (*NAMES, "real_topic", "__CRC32", "TRAN_MSGS", "DELAYS", "DELA")),
+    *((b"DELAY", value.encode()) for value in [*DELAYS, " 1"]),
+    (b"n", "\u0080\u07ff\u0800\ud7ff\ue000\uffff\U00010000\U0010ffff".encode()),
+]
+
+
+def test_frames_with_one_wrong_value_are_judged_like_the_twin() -> None:
+    accepted = [check(Batch(SOUND + row, 2)) for row in ROW_FRAMES]
+    accepted += [check(Batch(columns, 2, COLUMNS)) for columns in COLUMN_FRAMES]
+    assert 20 < sum(accepted) < len(accepted) - 100
+    for place in range(5):
+        rows = [SOUND] * 5
+        rows[place] = rows[4] = b"\x92\xa0\x80"
+        assert not check(dataclasses.replace(Batch(b"".join(rows), 5), record_max=100))
+
+
+def test_properties_with_one_wrong_byte_are_judged_like_the_twin() -> None:
+    for name, value in PAIRS:
+        message = Packer(0).array([b"\xc4\x01x", Packer(0).map([(b"A", b"b"), (name, value)])])
+        check(Batch(SOUND + message, 2))
+    for first in (0, 2**48 - 1):
+        own = b"\x92\xc4\x00\x81\xa8UNIQ_KEY\xa1u"
+        assert check(Batch(SOUND + own + SOUND, 3, unique_prefix=frames.PREFIX, unique_first=first))
+
+
+@pytest.mark.parametrize("spare", [0, 1, 8, 100])
+def test_a_record_leaves_room_for_a_blank_after_it(spare: int) -> None:
+    batch = Batch(SOUND, 1)
+    size = len(make_records(batch)[0].encode())
+    call = produce(batch, file_bytes=50 + size + spare, position=50)
+    assert (call.status, call.message) == (plan.OK, int(spare >= BLANK_BYTES))

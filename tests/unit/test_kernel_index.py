@@ -73,15 +73,6 @@ def test_the_first_entry_is_found_by_its_time_in_a_file_that_rocketmq_rolled_to(
     assert (100, 1) in select(bytes(as_rocketmq), twin, NOW_MS, 5, NOW_MS, NOW_MS + 500, 4)
 
 
-@pytest.mark.parametrize("entries", [2, 3, 6])
-def test_a_full_file_takes_the_entries_that_fit_and_returns_their_number(entries: int) -> None:
-    blob, twin = filled(KEYS, entries)
-    assert len(twin.keys) == entries - 1
-    file = fenced(blob)
-    assert put(file, twin, KEYS, entries - 1) == entries - 1
-    assert file.bytes() == blob
-
-
 def test_a_slot_without_a_valid_entry_number_is_empty() -> None:
     for stale in (-1, -(2**31), 100, 2**31 - 1):
         twin = Index(SLOTS, 20)
@@ -101,35 +92,6 @@ def test_a_header_of_zeros_is_an_empty_file() -> None:
     assert file.bytes() == twin.encode()
 
 
-def test_putting_nothing_changes_nothing() -> None:
-    blob, twin = filled(KEYS)
-    file = fenced(blob)
-    assert put(file, twin, [], 0) == 0
-    assert file.bytes() == blob
-
-
-def test_a_chain_is_given_newest_first_and_by_its_hash_alone() -> None:
-    blob, twin = filled(KEYS)
-    assert select(blob, twin, NOW_MS, 5, 0, 2**62, 1) == [(100, 2), (100, 1)]
-    assert select(blob, twin, NOW_MS, 9, 0, 2**62, 1) == [(300, 3)]
-    assert select(blob, twin, NOW_MS, 13, 0, 2**62, 1) == []
-
-
-@pytest.mark.parametrize(
-    ("begin_ms", "end_ms", "numbers"),
-    [
-        (NOW_MS, NOW_MS, [2, 1]),
-        (NOW_MS + 999, NOW_MS + 999, [2, 1]),
-        (NOW_MS + 1000, NOW_MS + 1000, []),
-        (0, NOW_MS - 1, []),
-        (NOW_MS, 0, []),
-    ],
-)
-def test_times_are_whole_seconds_rounded_outwards(begin_ms: int, end_ms: int, numbers: list[int]) -> None:
-    blob, twin = filled(KEYS)
-    assert [number for _, number in select(blob, twin, NOW_MS, 5, begin_ms, end_ms, 8)] == numbers
-
-
 def test_a_chain_that_points_at_itself_or_forward_ends() -> None:
     blob, twin = filled(KEYS)
     for previous in (2, 3, 19, 20, 2**31 - 1, -1):
@@ -144,12 +106,6 @@ def test_a_cursor_beyond_all_integers_of_a_kernel_is_invalid(cursor: str) -> Non
         parse_cursor(cursor)
     name, _, numbers = cursor.partition(":")
     assert parse_cursor(f"{name}:{numbers.replace('9' * 19, '9' * 18)}") is not None
-
-
-def test_a_sound_file_is_left_as_it_is() -> None:
-    for keys in ([], KEYS[:1], KEYS):
-        blob, twin = filled(keys)
-        assert check(blob, twin) == (kernel.SOUND, blob)
 
 
 def test_a_file_whose_end_is_not_that_of_its_last_entry_is_damaged() -> None:

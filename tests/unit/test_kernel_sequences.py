@@ -8,13 +8,11 @@ import pytest
 
 from flintmq.broker.kernels import dispatch, sequences
 from flintmq.protocol.storage.layout import SysFlag
-from flintmq.protocol.storage.record import UNIQUE_PREFIX_DIGITS, Record, encode_host, unique_key
+from flintmq.protocol.storage.record import UNIQUE_PREFIX_DIGITS, Record, unique_key
 from tests.twins.log import write_log
 from tests.twins.sequences import WAITING_TOPICS, Run, call
 
 PREFIX = "7F00000155A738209801"
-OTHER = "7F00000155A738209802"
-V6 = encode_host("2001:db8::7", 10911)
 
 
 def a_record(
@@ -55,45 +53,10 @@ def test_messages_that_follow_each_other_are_one_run() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "following",
-    [
-        a_record(6, 1, prefix=OTHER),
-        a_record(7, 1),
-        a_record(5, 1),
-        a_record(6, 2),
-        a_record(6, 0),
-        a_record(6, 1, queue_id=1),
-        a_record(6, 1, topic=b"orderz"),
-        a_record(6, 1, topic=b"orders2"),
-    ],
-)
-def test_a_message_that_does_not_follow_is_a_separate_run(following: Record) -> None:
-    first, second = runs_of(a_record(5, 0), following)
-    assert (first.count, second.count) == (1, 1)
-    assert second.at > 0
-
-
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # a NumPy integer if kernels are interpreted
 def test_the_smallest_queue_offset_does_not_follow_the_largest() -> None:
     first, second = runs_of(a_record(5, 2**63 - 1), a_record(6, -(2**63)))
     assert (first.queue_offset, second.queue_offset) == (2**63 - 1, -(2**63))
-
-
-def test_a_run_continues_after_records_without_a_producer() -> None:
-    (run,) = runs_of(a_record(5, 0), Record(b"orders", b"x", b"KEYS\x01a\x02", 0, 0), a_record(6, 1))
-    assert run.count == 2
-
-
-@pytest.mark.parametrize("counter", [0, 2**48 - 1, 0xABCDEF012345])
-def test_the_whole_counter_is_read(counter: int) -> None:
-    assert [run.first for run in runs_of(a_record(counter))] == [counter]
-
-
-@pytest.mark.parametrize("hosts", [{"born_host": V6}, {"store_host": V6}, {"born_host": V6, "store_host": V6}])
-def test_addresses_of_any_length_are_passed_over(hosts: dict[str, Any]) -> None:
-    assert len(runs_of(a_record(**hosts))) == 1
-    assert runs_of(a_record(**hosts, reconsume_times=1)) == []
 
 
 @pytest.mark.parametrize(
@@ -112,14 +75,6 @@ def test_addresses_of_any_length_are_passed_over(hosts: dict[str, Any]) -> None:
 )
 def test_a_key_that_no_producer_of_counters_made_does_not_count(key: str) -> None:
     assert runs_of(a_record(key=key)) == []
-
-
-def test_a_prefix_may_be_in_lower_case() -> None:
-    assert [run.prefix for run in runs_of(a_record(prefix=PREFIX.lower()))] == [PREFIX.lower().encode()]
-
-
-def test_the_last_unique_key_counts() -> None:
-    assert [run.first for run in runs_of(a_record(9, more=f"UNIQ_KEY\x01{unique_key(PREFIX, 5)}\x02"))] == [9]
 
 
 @pytest.mark.parametrize(
@@ -145,26 +100,8 @@ def test_a_message_that_waits_counts_for_the_topic_that_it_was_sent_to(topic: by
     ]
 
 
-def test_messages_of_several_topics_that_wait_are_several_runs() -> None:
-    runs = runs_of(
-        a_record(5, 0, topic=WAITING_TOPICS[0], more="REAL_TOPIC\x01orders\x02"),
-        a_record(6, 1, topic=WAITING_TOPICS[0], more="REAL_TOPIC\x01orderz\x02"),
-        a_record(7, 2, topic=WAITING_TOPICS[0], more="REAL_TOPIC\x01o\x02"),
-    )
-    assert [run.asked for run in runs] == [b"orders", b"orderz", b"o"]
-
-
 def test_the_topics_of_waiting_messages_are_those_of_delivery() -> None:
     assert tuple(name.encode() for name in sequences.WAITING_TOPICS) == WAITING_TOPICS
-
-
-def test_without_room_it_stops_in_front_of_the_run_that_does_not_fit() -> None:
-    records = [a_record(5, 0), a_record(6, 1), a_record(9, 2), a_record(10, 3), a_record(20, 4)]
-    log = write_log(records)
-    status, at, runs = call(log, 0, len(log), 0, run_room=2)
-    assert (status, at) == (dispatch.FULL, len(write_log(records[:4])))
-    assert [(run.first, run.count) for run in runs] == [(5, 2), (9, 2)]
-    assert call(log, at, len(log), 0, run_room=2)[2] == [Run(at, PREFIX.encode(), 20, 1, b"orders", b"orders", 0, 4)]
 
 
 def test_the_kernel_stops_at_the_end_of_the_records() -> None:

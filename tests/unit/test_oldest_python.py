@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from flintmq.scripts.lib import other_pythons
+
 ROOT = Path(__file__).parents[2]
 LATER_KEYWORDS = {
     "extract": {"filter"},  # of tarfile, and the next two: 3.11.4
@@ -93,6 +95,13 @@ def later_keywords(text: str) -> set[str]:
 def test_every_name_of_the_standard_library_is_in_this_python() -> None:
     found = {path.relative_to(ROOT).as_posix(): missing_names(path.read_text(encoding="utf-8")) for path in sources()}
     assert {path: names - OF_OTHER_SYSTEMS for path, names in found.items() if names - OF_OTHER_SYSTEMS} == {}
+
+
+def test_every_test_that_runs_with_it_exists() -> None:
+    chosen = [*other_pythons.TESTS, *(f"tests/unit/test_{name}.py" for name in other_pythons.NOT_OF_PYTHON)]
+    assert [path for path in chosen if not (ROOT / path).exists()] == []
+    for name in [name for names in other_pythons.OF_EXTRAS.values() for name in names]:
+        assert list(ROOT.glob(f"tests/*/test_{name}*"))
 
 
 def test_no_call_passes_a_parameter_that_came_with_a_patch_release() -> None:

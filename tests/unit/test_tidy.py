@@ -1,9 +1,13 @@
-"""Style is a test: names of modules, and packages that say what they are for."""
+"""Style is a test: names of modules, packages that say what they are for, and tests that try the same each time."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
+
+import hypothesis
+import pytest
+from hypothesis.internal.conjecture import providers
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("broker", "client", "protocol", "testing")
@@ -28,3 +32,12 @@ def test_every_package_has_a_docstring() -> None:
         str(p.relative_to(ROOT)) for p in packages if not ast.get_docstring(ast.parse(p.read_text(encoding="utf-8")))
     ]
     assert not missing
+
+
+def test_the_test_command_tries_the_same_examples_each_time() -> None:
+    """The examples depend neither on chance, nor on a database, nor on the modules that other tests have loaded."""
+    assert hypothesis.settings.default is not None
+    assert hypothesis.settings.default.database is None
+    if not hypothesis.settings.default.derandomize:
+        pytest.skip("this is scripts/fuzz")
+    assert len(providers._get_local_constants()) == 0
