@@ -7,7 +7,9 @@ from ..protocol.commands.admin import QuarantineEntry as QuarantineEntry
 from ..protocol.commands.admin import QueueStats as QueueStats
 from ..protocol.commands.admin import SetMember as SetMember
 from ..protocol.commands.admin import TopicInfo as TopicInfo
+from ..protocol.commands.admin import TopicReader as TopicReader
 from ..protocol.commands.admin import TopicTotals as TopicTotals
+from ..protocol.commands.admin import TopicView as TopicView
 from ..protocol.commands.admin import UserInfo as UserInfo
 from ..protocol.commands.groups import GroupInfo as GroupInfo
 from ..protocol.commands.groups import GroupMember as GroupMember

@@ -20,13 +20,8 @@ from ..background.flush import GroupCommitService, flush_service
 from ..background.held_pulls import PullRequestHoldService
 from ..background.loop_work import LoopWorker, StepScheduler
 from ..background.reput import ReputMessageService
-from ..background.services import (
-    AllocateMappedFileService,
-    CheckpointService,
-    CleanCommitLogService,
-    Service,
-    StoreStatsService,
-)
+from ..background.service import Service
+from ..background.services import AllocateMappedFileService, CheckpointService, CleanCommitLogService, StoreStatsService
 from ..config import METRICS_OFF, SEQUENCE_RECOVERY_BYTES, Settings
 from ..delivery.staged import commit_worker, table_at_start
 from ..delivery.transactions.table import History

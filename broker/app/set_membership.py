@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ...protocol.errors import BrokerError, ConfigurationError
 from ..background.services import CleanCommitLogService
@@ -17,20 +17,35 @@ from ..requests.broker import Broker
 from ..store import MessageStore, RecoveryReport
 from ..store.tables.store_state import ReplicaRecord
 
-if TYPE_CHECKING:
-    from .lifecycle import Lifecycle
-
 log = logging.getLogger(__name__)
+
+
+class BrokerLife(Protocol):
+    """The life of the broker that is a member. ``ended``: set to end it."""
+
+    ended: asyncio.Event
+
+    async def restore_delivery(self) -> None:
+        """Restore the parts of delivery from the store."""
+
+    def start_delivery(self) -> None:
+        """Begin to deliver, and to serve clients."""
+
+    def turn_away(self, error: BrokerError) -> None:
+        """Refuse every request that waits with ``error``, and end all connections."""
+
+    def fatal(self, part: str, error: BaseException) -> None:
+        """End the process."""
 
 
 class SetMembership:
     """The duties of a broker as a member of a set. ``patience`` outlives it: see ``Patience``."""
 
-    def __init__(self, settings: Settings, patience: Patience | None, lifecycle: Lifecycle) -> None:
+    def __init__(self, settings: Settings, patience: Patience | None, life: BrokerLife) -> None:
         self._settings = settings
         self._identity = identity_of(settings)
         self.patience = patience or Patience(self._identity.limits)
-        self._lifecycle = lifecycle
+        self._life = life
         self._loop = asyncio.get_running_loop()
         self._member: ReplicaMember | None = None
         self._leading: asyncio.Task[None] | None = None
@@ -84,31 +99,31 @@ class SetMembership:
         # As after a crash: the log may have more than the tables say, because another primary wrote both.
         broker.store.ended_clean = False
         broker.store.consumer_offsets.clamp(broker.store.queue_reads.end_offset)
-        await self._lifecycle.restore_delivery()
+        await self._life.restore_delivery()
         self._retention.follow(None)
         # Before the delivery, whose appends the store would refuse.
         member.serve()
-        self._lifecycle.start_delivery()
+        self._life.start_delivery()
 
     def _led(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._lifecycle.fatal("the beginning of a leadership", error)
+            self._life.fatal("the beginning of a leadership", error)
 
     def step_down(self, error: BrokerError) -> None:
         """Serve no client any more, at once."""
         if self._leading is not None:
             self._leading.cancel()
-        self._lifecycle.turn_away(error)
+        self._life.turn_away(error)
 
     def reopen(self, reason: str) -> None:
         """Have the store closed and opened again."""
         log.info("the store is opened again: %s", reason)
-        self._lifecycle.ended.set()
+        self._life.ended.set()
 
     def fatal(self, part: str, error: BaseException) -> None:
         """End the process."""
-        self._lifecycle.fatal(part, error)
+        self._life.fatal(part, error)
 
     async def stop(self) -> None:
         """Leave the set in order; a primary hands the leadership over."""

@@ -13,7 +13,7 @@ from ...protocol.errors import NotEnoughReplicas, NotPrimary, ServiceNotAvailabl
 from ..store import StoreError
 
 if TYPE_CHECKING:
-    from .services import OnFatal
+    from .service import OnFatal
 
 
 # ---- Work on the event loop in steps, so that no connection waits long for another, and the type of the

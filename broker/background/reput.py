@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .services import Service, log
+from .service import Service, log
 
 if TYPE_CHECKING:
     from ..store import MessageStore
-    from .services import OnFatal, Post
+    from .service import OnFatal, Post
 
 Touched = list[tuple[str, int, int]]
 """(topic, queue, new max offset) of queues that got messages."""

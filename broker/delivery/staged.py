@@ -31,7 +31,7 @@ from .writer import records_from
 
 if TYPE_CHECKING:
     from ...protocol.errors import BrokerError
-    from ..background.services import OnFatal
+    from ..background.service import OnFatal
     from ..store import MessageStore
     from ..store.damage import LostRange
     from ..store.queues import ConsumeQueue

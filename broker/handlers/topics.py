@@ -11,11 +11,14 @@ from ...protocol.commands import (
     QUEUE_STATS_STRUCT,
     EmptyAnswer,
     GetTopicsStatsRequest,
+    QueueStats,
     RowsAnswer,
     TopicInfo,
+    TopicReader,
     TopicRequest,
     TopicStatsAnswer,
     TopicTotals,
+    TopicView,
     UpdateAndCreateTopicRequest,
 )
 from ...protocol.errors import TopicNotExist
@@ -24,8 +27,10 @@ from ...protocol.names import is_system_topic
 from ...protocol.rows import pack_rows
 from ..requests.counters import Traffic
 from ..store import WouldBlock
+from .offsets import sees_progress
 
 if TYPE_CHECKING:
+    from ..delivery.groups.coordinator import GroupCoordinator
     from ..delivery.topic_changes import TopicService
     from ..requests.counters import Counters
     from ..requests.request import Request
@@ -109,3 +114,51 @@ async def get_topics_stats(request: Request, store: MessageStore, counters: Coun
     await request.dispatched()
     count, body = await request.read(read)
     request.respond(RowsAnswer(count=count), body)
+
+
+async def topic_show(request: Request, store: MessageStore, groups: GroupCoordinator, counters: Counters) -> None:
+    """Return one topic with its queues, and the groups that read it, of those that the user may query."""
+    name = decode_fields(TopicRequest, request.frame.fields).topic
+    store.topics.existing(name)
+    reads = store.queue_reads
+
+    def read(hot: bool) -> tuple[list[QueueStats], int]:
+        queues = [QueueStats(*row) for row in reads.topic_stats(name, hot=hot)]
+        sizes = (reads.log_bytes_since(name, each.queue, each.min_offset, hot=hot) for each in queues)
+        return queues, max((size for size in sizes if size is not None), default=0)
+
+    await request.dispatched()
+    queues, log_bytes = await request.read(read)
+    config = store.topics.existing(name)  # it may have been deleted meanwhile
+    into, out = (traffic.by_topic.get(name, _NO_TRAFFIC) for traffic in (counters.produced, counters.pulled))
+    view = TopicView(
+        name,
+        config.read_queues,
+        config.write_queues,
+        config.perm,
+        config.retention_hours,
+        config.retention_bytes,
+        log_bytes,
+        into.messages,
+        out.messages,
+        queues,
+        [
+            _reader(store, groups, group, name, queues)
+            for group, topics in sorted(groups.known_topics().items())
+            if name in topics and sees_progress(request, group, name)
+        ],
+    )
+    request.respond(EmptyAnswer(), pack_rows(view))
+
+
+def _reader(
+    store: MessageStore, groups: GroupCoordinator, group: str, topic: str, queues: list[QueueStats]
+) -> TopicReader:
+    committed = store.consumer_offsets.committed(group, topic)
+    running, shared = groups.groups.get(group), groups.clients.sharing(group)
+    return TopicReader(
+        group,
+        len(running.members) if running is not None else len(shared.clients) if shared is not None else 0,
+        sum(max(each.max_offset - max(committed.get(each.queue, 0), each.min_offset), 0) for each in queues),
+        groups.begins_at_first(group, topic) or all(each.queue in committed or not each.count for each in queues),
+    )

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ...protocol.errors import InvalidParameter
 from ...protocol.fields import I64_MAX
 from ...protocol.remoting.fastjson import FastjsonError, as_flag, as_integer, as_text, as_word
-
-if TYPE_CHECKING:
-    from .request import RemotingRequest
 
 T = TypeVar("T")
 
@@ -110,11 +107,6 @@ def _is_null(value: Any) -> bool:
 
 def _brief(value: Any) -> str:
     return repr(value)[:40] if type(value) in (int, str, bool) else type(value).__name__
-
-
-def json_body(request: RemotingRequest) -> JsonFields:
-    """Return the JSON object in the request's body. Raises ``InvalidParameter``."""
-    return JsonFields(request.json, f"the body of request {request.received.code}")
 
 
 # ---- Extension fields of a remoting request, read with their types. RocketMQ sends every value as a string.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...protocol.commands import PullRequest
 from ...protocol.errors import BrokerError, BrokerFailure, OffsetOutOfRange
@@ -11,18 +11,65 @@ from ...protocol.frames import REQUEST, RESPONSE, Frame
 from ...protocol.remoting import codes
 from ...protocol.remoting.command import RemotingFrame, encode_head
 from ..requests.connected_client import Bytes
-from ..requests.request import RESPONSE_HEAD_BYTES_MAX, Request
+from ..requests.request import RESPONSE_HEAD_BYTES_MAX, FrameSource, Request, author
 from ..store import PullResult
-from .json_fields import ExtFields
+from .json_fields import ExtFields, JsonFields
 from .results import code_of, remark_of
-from .rules import ADMINISTRATIVE, NAMING_FIELDS, audit_refused
 
 if TYPE_CHECKING:
-    from .connection import RemotingConnection
     from .gateway import RemotingGateway
 
 NO_FIELDS = ExtFields({})
 _SIZE_BYTES = 4
+
+
+# ---- The audit log's entries about requests that only RocketMQ's programs have, and about those that are
+# refused.
+
+ADMINISTRATIVE = {
+    getattr(codes, name): name
+    for name in (
+        "UPDATE_AND_CREATE_TOPIC",
+        "UPDATE_AND_CREATE_TOPIC_LIST",
+        "DELETE_TOPIC_IN_BROKER",
+        "DELETE_TOPIC_IN_NAMESRV",
+        "CLEAN_UNUSED_TOPIC",
+        "CLEAN_EXPIRED_CONSUMEQUEUE",
+        "UPDATE_AND_CREATE_SUBSCRIPTIONGROUP",
+        "UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST",
+        "DELETE_SUBSCRIPTIONGROUP",
+        "INVOKE_BROKER_TO_RESET_OFFSET",
+        "CLONE_GROUP_OFFSET",
+        "SET_MESSAGE_REQUEST_MODE",
+        "CONSUME_MESSAGE_DIRECTLY",
+        "RESUME_CHECK_HALF_MESSAGE",
+        "UPDATE_BROKER_CONFIG",
+        "GET_BROKER_CONFIG",
+        "WIPE_WRITE_PERM_OF_BROKER",
+        "ADD_WRITE_PERM_OF_BROKER",
+        "DELETE_KV_CONFIG",
+    )
+}
+"""Names of the requests of administrators, whose refusals are recorded, by code; some of them change nothing."""
+NAMING_FIELDS = {
+    "topic": "topic",
+    "group": "group",
+    "groupName": "group",
+    "consumerGroup": "group",
+    "srcGroup": "group",
+    "destGroup": "group",
+    "clientId": "client",
+    "msgId": "message",
+    "brokerName": "broker",
+}
+"""Kinds of targets, by the fields that name them in a request's header or in the object of its body."""
+
+
+class RemotingSource(FrameSource, Protocol):
+    """The connection of a RocketMQ client. ``log_begin``: physical offset of the log's end when it was opened."""
+
+    gateway: RemotingGateway
+    log_begin: int
 
 
 class RemotingRequest(Request):
@@ -37,7 +84,7 @@ class RemotingRequest(Request):
 
     __slots__ = ("asked", "ext", "gateway", "group", "json", "log_begin")
 
-    def __init__(self, source: RemotingConnection, frame: RemotingFrame) -> None:
+    def __init__(self, source: RemotingSource, frame: RemotingFrame) -> None:
         super().__init__(source, frame)
         self.gateway: RemotingGateway = source.gateway
         self.ext = ExtFields(frame.fields)
@@ -45,6 +92,10 @@ class RemotingRequest(Request):
         self.json: Any = None
         self.asked = 0
         self.group = ""
+
+    def json_body(self) -> JsonFields:
+        """Return the JSON object in the body. Raises ``InvalidParameter``."""
+        return JsonFields(self.json, f"the body of request {self.received.code}")
 
     def translate(self, buffer: bytearray) -> None:
         """Let the handlers of FlintMQ see ``buffer`` as the body of the request's frame."""
@@ -145,9 +196,24 @@ class RemotingRequest(Request):
         """Return the code of RocketMQ's request, for the log."""
         return f"request {self.frame.code}"
 
+    def audit_change(self, target: str, before: Any = None, after: Any = None) -> None:
+        """Record that the client changed ``target`` by a request that only RocketMQ's programs have."""
+        action = ADMINISTRATIVE[self.received.code]
+        self.broker.audit.write(action, target, author=author(self.peer), before=before, after=after)
+
     def audit_refused(self, error: BrokerError) -> None:
         """Record that a request of an administrator was refused."""
-        audit_refused(self, error)
+        action = ADMINISTRATIVE.get(self.received.code)
+        if action is None:
+            return
+        named = self.received.fields | (self.json if isinstance(self.json, dict) else {})
+        names = [
+            f"{kind} {value}"
+            for field, kind in NAMING_FIELDS.items()
+            if (value := named.get(field)) and isinstance(value, str)
+        ]
+        target = ", ".join(names) or "the broker"
+        self.broker.audit.write(action, target, author=author(self.peer), outcome=error.name, reason=error.message)
 
 
 class OffsetReset(BrokerError):

@@ -8,16 +8,13 @@ with ``check`` after it has decoded them and before it changes anything; lists l
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ...protocol.auth.permissions import ADMIN, BROKER, CONSUME, GROUP, PUBLISH, QUERY, TOPIC, Need
-from ...protocol.remoting import codes
 from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX
-from ..requests.request import author
 
 if TYPE_CHECKING:
-    from ...protocol.errors import BrokerError
-    from .request import RemotingRequest
+    from ..requests.request import Request
 
 INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
 """The producer group that each client of RocketMQ names beside its own, consumers too. No client needs a right on it,
@@ -25,7 +22,7 @@ but only clients with that right are in it."""
 Rule: TypeAlias = Callable[[Mapping[str, str]], tuple[Need, ...]]
 
 
-def check(request: RemotingRequest, *needs: Need) -> None:
+def check(request: Request, *needs: Need) -> None:
     """Raise ``NoPermission`` for the first of ``needs`` that the request's user lacks; without users do nothing."""
     access = request.peer.access
     if access is not None:
@@ -33,7 +30,7 @@ def check(request: RemotingRequest, *needs: Need) -> None:
             access.check(need)
 
 
-def sees(request: RemotingRequest, kind: str, name: str) -> bool:
+def sees(request: Request, kind: str, name: str) -> bool:
     """Return whether lists show a topic or group to the request's user, who needs any right on it.
 
     ``kind``: ``TOPIC`` or ``GROUP``.
@@ -98,67 +95,3 @@ PUBLISHES = topic(PUBLISH)
 PUBLISHES_V2 = topic(PUBLISH, field="b")
 """The same for the requests whose field names are single letters."""
 CLONES = all_of(group(QUERY, field="srcGroup"), group(ADMIN, field="destGroup"), topic(QUERY))
-
-
-# ---- The audit log's entries about requests that only RocketMQ's programs have, and about those that are
-# refused.
-
-ADMINISTRATIVE = {
-    getattr(codes, name): name
-    for name in (
-        "UPDATE_AND_CREATE_TOPIC",
-        "UPDATE_AND_CREATE_TOPIC_LIST",
-        "DELETE_TOPIC_IN_BROKER",
-        "DELETE_TOPIC_IN_NAMESRV",
-        "CLEAN_UNUSED_TOPIC",
-        "CLEAN_EXPIRED_CONSUMEQUEUE",
-        "UPDATE_AND_CREATE_SUBSCRIPTIONGROUP",
-        "UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST",
-        "DELETE_SUBSCRIPTIONGROUP",
-        "INVOKE_BROKER_TO_RESET_OFFSET",
-        "CLONE_GROUP_OFFSET",
-        "SET_MESSAGE_REQUEST_MODE",
-        "CONSUME_MESSAGE_DIRECTLY",
-        "RESUME_CHECK_HALF_MESSAGE",
-        "UPDATE_BROKER_CONFIG",
-        "GET_BROKER_CONFIG",
-        "WIPE_WRITE_PERM_OF_BROKER",
-        "ADD_WRITE_PERM_OF_BROKER",
-        "DELETE_KV_CONFIG",
-    )
-}
-"""Names of the requests of administrators, whose refusals are recorded, by code; some of them change nothing."""
-NAMING_FIELDS = {
-    "topic": "topic",
-    "group": "group",
-    "groupName": "group",
-    "consumerGroup": "group",
-    "srcGroup": "group",
-    "destGroup": "group",
-    "clientId": "client",
-    "msgId": "message",
-    "brokerName": "broker",
-}
-"""Kinds of targets, by the fields that name them in a request's header or in the object of its body."""
-
-
-def audit_change(request: RemotingRequest, target: str, before: Any = None, after: Any = None) -> None:
-    """Record that the client changed ``target`` by a request that only RocketMQ's programs have."""
-    action = ADMINISTRATIVE[request.received.code]
-    request.broker.audit.write(action, target, author=author(request.peer), before=before, after=after)
-
-
-def audit_refused(request: RemotingRequest, error: BrokerError) -> None:
-    """Record a refused request of an administrator."""
-    action = ADMINISTRATIVE.get(request.received.code)
-    if action is None:
-        return
-    named = request.received.fields | (request.json if isinstance(request.json, dict) else {})
-    names = [
-        f"{kind} {value}"
-        for field, kind in NAMING_FIELDS.items()
-        if (value := named.get(field)) and isinstance(value, str)
-    ]
-    request.broker.audit.write(
-        action, ", ".join(names) or "the broker", author=author(request.peer), outcome=error.name, reason=error.message
-    )

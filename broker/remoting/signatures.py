@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-from typing import TYPE_CHECKING
 
 from ...protocol.errors import AuthenticationFailed, AuthenticationRequired
 from ...protocol.remoting.command import RemotingFrame
@@ -12,10 +11,7 @@ from ...protocol.remoting.signature import ACCESS_KEY, is_signed
 from ..addresses import format_address
 from ..security.audit import Author
 from ..security.users import NAME_CHARS_LOGGED, Authenticator, User
-from .request import RemotingRequest
-
-if TYPE_CHECKING:
-    from .connection import RemotingConnection
+from .request import RemotingRequest, RemotingSource
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +32,7 @@ class SignatureCheck:
 
     __slots__ = ("_authenticator", "_connection", "_failed", "access_key")
 
-    def __init__(self, connection: RemotingConnection, authenticator: Authenticator) -> None:
+    def __init__(self, connection: RemotingSource, authenticator: Authenticator) -> None:
         self._connection = connection
         self._authenticator = authenticator
         self._failed = False

@@ -7,7 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from ...protocol.auth.permissions import GROUP, PUBLISH, TOPIC
 from ...protocol.errors import InvalidParameter
@@ -21,9 +21,13 @@ if TYPE_CHECKING:
     from ...protocol.commands import Command
     from ...protocol.errors import BrokerError
     from ...protocol.frames import Frame
+    from ..background.flush import FlushService
+    from ..budgets import InFlightBudget, SendBudget
+    from ..config import LimitsSection
     from ..delivery.client_handle import Answered
     from ..security.users import AccessTable, User, UserRights
-    from .broker import Broker
+    from ..store import MessageStore
+    from .counters import Counters
 
 TELL_MAX = 100
 """Maximum number of callbacks for the loss of one connection. Most are group members, which take memory."""
@@ -173,6 +177,17 @@ WAITING_ANSWER_BYTES = 400
 """Memory overhead of a response that waits for a flush, in addition to its bytes."""
 
 
+class SendSide(Protocol):
+    """What all connections of a broker share to send."""
+
+    store: MessageStore
+    flush: FlushService
+    limits: LimitsSection
+    counters: Counters
+    send_memory: SendBudget
+    in_flight: InFlightBudget
+
+
 class ResponseQueue:
     """The outbound responses of a connection.
 
@@ -194,7 +209,7 @@ class ResponseQueue:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: SendSide,
         on_flushed: Callable[[BrokerError | None], None],
         on_full: Callable[[], None],
         encode_error: Callable[[BrokerError, int], bytes],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
@@ -17,13 +17,35 @@ from ...protocol.text_files import first_line
 
 if TYPE_CHECKING:
     from ..core.rpc.access import AccessOptions
-    from .settings import BrokerChoice
+    from .contexts import Options
 
 PASSWORD_VARIABLE = "FLINTMQ_PASSWORD"  # noqa: S105 - a name
 STDIN = "-"
 
 
-def access_options(settings: BrokerChoice) -> AccessOptions:
+class AccessChoice(Protocol):
+    """The options of a command line that say who connects, and how; None: not given."""
+
+    context: str | None
+    user: str | None
+    password_file: str | None
+    tls: bool | None
+    tls_ca: str | None
+    tls_certificate: str | None
+    tls_key: str | None
+    may_ask: bool
+
+    @property
+    def context_options(self) -> Options:
+        """The same of the context whose broker is used."""
+
+
+def is_interactive() -> bool:
+    """Return whether the command can prompt the user: standard input and standard error are terminals."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def access_options(settings: AccessChoice) -> AccessOptions:
     """Return the access options for every client that a command opens. Prompts for the password on a terminal.
 
     Raises ``ConfigurationError`` if there is a user and no password.
@@ -42,7 +64,7 @@ def access_options(settings: BrokerChoice) -> AccessOptions:
     return options
 
 
-def tls_options(settings: BrokerChoice) -> AccessOptions:
+def tls_options(settings: AccessChoice) -> AccessOptions:
     """Return the access options without user and password."""
     options: AccessOptions = {}
     said = settings.context_options
@@ -60,7 +82,7 @@ def tls_options(settings: BrokerChoice) -> AccessOptions:
     return options
 
 
-def _chosen(settings: BrokerChoice, name: str, variable: str) -> str:
+def _chosen(settings: AccessChoice, name: str, variable: str) -> str:
     """Return the option; else the value of the ``--context`` context, the variable, or the context in use."""
     said = str(settings.context_options.get(name) or "")
     given = getattr(settings, name)
@@ -84,8 +106,6 @@ def given_password(file: str | None) -> str:
 
 
 def _ask(user: str, may_ask: bool) -> str:
-    from .command import is_interactive
-
     if not may_ask or not is_interactive():
         raise ConfigurationError(
             f"user {user!r} needs a password: set {PASSWORD_VARIABLE}, or pass --password-file FILE"

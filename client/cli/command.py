@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,9 +9,10 @@ import click
 
 from ...protocol.display import MODES, escape
 from ...protocol.errors import FlintError, GroupNotExist, TopicNotExist
+from .access import is_interactive
 from .failures import EXIT_ERROR, EXIT_USAGE, nearest
 from .params import RealType
-from .settings import TIMEOUT_SECONDS, BrokerChoice
+from .settings import COMMON, TIMEOUT_SECONDS, BrokerChoice
 
 # ---- Words from other brokers' command lines: aliases for commands, and words that only lead to a suggestion.
 
@@ -23,7 +23,7 @@ HELP, VERSION = "help", "version"
 """Words for ``--help`` and ``--version``."""
 
 SUBCOMMAND_ALIASES = {"describe": ("status", "show"), "ls": ("list",), "rm": ("delete", "remove")}
-"""Subcommands by alias; a group of commands has at most one of them."""
+"""Subcommands by alias; the first that a group of commands has is meant."""
 
 OTHER_NAMES = {
     "acl": "user grant",
@@ -122,9 +122,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 CONTEXT_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 SUMMARY_CHARS_MAX = 200
-_ACCESS = ("user", "password_file", "tls", "tls_ca", "tls_certificate", "tls_key")
-COMMON = ("broker", "context", "timeout", "mode", "quiet", *_ACCESS)
-"""Names of the common options."""
 
 
 def common_options() -> list[click.Parameter]:
@@ -300,11 +297,6 @@ def note(settings: BrokerChoice, text: str) -> None:
     """Escape and print a line for the user on standard error, unless ``--quiet`` is set."""
     if not settings.quiet:
         click.echo(escape(text), err=True)
-
-
-def is_interactive() -> bool:
-    """Return whether the command can prompt the user: standard input and standard error are terminals."""
-    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def confirm(question: str, does: str = "deletes", done: str = "deleted") -> None:

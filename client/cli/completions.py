@@ -11,8 +11,7 @@ from click.shell_completion import CompletionItem
 from ...protocol.errors import FlintError
 from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX
 from ..operator.display import shown_name
-from .command import COMMON
-from .settings import BrokerChoice
+from .settings import COMMON, BrokerChoice
 
 _PLAIN = re.compile(r"[a-zA-Z0-9_.@:/%+-]+")
 """Decoded names that a shell takes literally: it does not quote completions."""

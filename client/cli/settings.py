@@ -25,6 +25,20 @@ DEFAULT_BROKER = "127.0.0.1:10911"
 TIMEOUT_SECONDS = 10.0
 REACH_SECONDS_MAX = 5.0
 """Maximum seconds to wait for the response to HELLO before the broker counts as unreachable."""
+COMMON = (
+    "broker",
+    "context",
+    "timeout",
+    "mode",
+    "quiet",
+    "user",
+    "password_file",
+    "tls",
+    "tls_ca",
+    "tls_certificate",
+    "tls_key",
+)
+"""Names of the common options, which are those of ``BrokerChoice``."""
 
 
 @dataclass

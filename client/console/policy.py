@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...protocol.names import AllowedHosts
@@ -120,3 +121,8 @@ async def _refuse(send: Send, status: int, reason: str) -> None:
     start: dict[str, Any] = {"type": "http.response.start", "status": status, "headers": headers}
     await send(start)
     await send({"type": "http.response.body", "body": body})
+
+
+def nonce_of(request: Request) -> str:
+    """Return the nonce that the page's scripts carry."""
+    return str(getattr(request.state, NONCE))

@@ -18,11 +18,12 @@ from ...protocol.commands import (
     QueueStats,
     TopicInfo,
     TopicTotals,
+    TopicView,
 )
 from ...protocol.fields import decode_fields
 from ...protocol.rows import decode_rows
 from ..errors import InvalidArgument
-from .rpc.operation import Operation, check_body, listing, nothing, operation, unpack_body
+from .rpc.operation import Operation, check_body, fetching, listing, nothing, operation, unpack_body
 from .rpc.session import Answer
 
 ALL_QUEUES = -1
@@ -37,6 +38,12 @@ def topic_stats(topic: str, *, timeout: float | None = None) -> Operation[list[Q
         return sorted((QueueStats(*row) for row in QUEUE_STATS_STRUCT.iter_unpack(answer.body)), key=_queue)
 
     return operation(commands.GET_TOPIC_STATS_INFO, decode, timeout=timeout, topic=topic)
+
+
+def topic(topic: str, *, timeout: float | None = None) -> Operation[TopicView]:
+    """Return one topic: its configuration, its queues, its traffic, and the groups that read it, of those that the user
+    may query. Needs ``query`` on the topic."""
+    return fetching(commands.TOPIC_SHOW, timeout=timeout, topic=topic)
 
 
 def topics_stats(

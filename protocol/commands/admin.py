@@ -14,7 +14,7 @@ from ..fields import I32_MAX, I64_MAX, boolean, integer, text
 from ..rows import ValueKind, array_row, column, row, shown
 from ..storage.layout import TOPIC_BYTES_MAX
 from ..times import from_millis
-from .common import QUEUES_MAX, Audit, Command, EmptyAnswer, EmptyRequest, RowsAnswer, RowsCommand, ServedBy
+from .common import QUEUES_MAX, Audit, Command, EmptyAnswer, EmptyRequest, RowCommand, RowsAnswer, RowsCommand, ServedBy
 
 QUEUE_STATS_STRUCT = struct.Struct(">iqqq")
 """Queue, its min offset, its max offset and the store time of its last message (ms, -1: the queue is empty)."""
@@ -108,6 +108,43 @@ class QueueStats:
     def last_stored_at(self) -> datetime | None:
         """Store time of its last message, None if the queue is empty."""
         return from_millis(self.last_stored_ms) if self.last_stored_ms != EMPTY_QUEUE_MS else None
+
+
+@row
+class TopicReader:
+    """A group that reads a topic, and the messages that it has still to read."""
+
+    group: str = column("name of the group", "group", ValueKind.NAME, fold=True)
+    members: int = column("number of its live members; a work group has none", "members", ValueKind.COUNT)
+    lag: int = column("number of messages still to read; an upper bound if not `known`", "lag", ValueKind.COUNT)
+    known: bool = column("False if it is not known where the group begins with a queue")
+
+
+@row
+class TopicView:
+    """One topic: its configuration, its contents, its traffic since the broker started, and who reads it."""
+
+    topic: str = column("name of the topic")
+    read_queues: int = column("number of readable queues")
+    write_queues: int = column("number of writable queues")
+    perm: int = column("4 readable + 2 writable")
+    retention_hours: int = column("how long its messages are kept; 0: as long as the broker keeps its log, -1: forever")
+    retention_bytes: int = column("maximum bytes of its records, the newest are kept; 0: no limit")
+    log_bytes: int = column("size of the CommitLog from its oldest message on, with the messages of all topics")
+    produced_messages: int = column("number of messages received since the broker started")
+    pulled_messages: int = column("number of messages sent to clients since the broker started")
+    queues: Sequence[QueueStats] = column("its queues", of=QueueStats)
+    groups: Sequence[TopicReader] = column("groups that read it and that the user may query", of=TopicReader)
+
+    @property
+    def messages(self) -> int:
+        """Number of messages in its queues."""
+        return sum(queue.count for queue in self.queues)
+
+    @property
+    def last_stored_at(self) -> datetime | None:
+        """Store time of its newest message, None if it is empty."""
+        return max((queue.last_stored_at for queue in self.queues if queue.last_stored_at), default=None)
 
 
 @dataclass(slots=True)
@@ -332,6 +369,9 @@ GET_TOPICS_STATS = RowsCommand(
     rules.anybody,
     served_by=ServedBy.READERS,
     rows=TopicTotals,
+)
+TOPIC_SHOW = RowCommand(
+    1018, TopicRequest, EmptyAnswer, "one topic with its queues and its groups", rules.topic(QUERY), row=TopicView
 )
 GET_QUARANTINE = RowsCommand(
     1015,

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import click
 
 from flintmq.broker.app.daemon import main as broker_program
-from flintmq.client.cli.command import COMMON, common_options
+from flintmq.client.cli.command import common_options
 from flintmq.client.cli.main import SECTIONS, root
+from flintmq.client.cli.settings import COMMON
 
 from .code_pages import prose, table
 

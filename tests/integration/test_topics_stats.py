@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import msgpack
 import pytest
 
-from flintmq.client import Admin, Consumer, InvalidParameter, Message, Producer, TopicTotals
+from flintmq.client import Admin, Consumer, InvalidParameter, Message, Producer, TopicNotExist, TopicTotals
 from flintmq.client.cli.topic_reader import all_topics_stats
 from flintmq.protocol import commands
+from tests.cli_tools import Cli
 from tests.conftest import BrokerFactory, ConnectionFactory
 
 
@@ -33,6 +37,37 @@ def test_the_figures_are_the_sums_of_each_topics_queues(broker: BrokerFactory) -
         assert found["orders"].produced_bytes > sum(range(30))
         assert found["orders"].pulled_messages == len(pulled.messages) == 4
         assert found["empty"].last_stored_at is None
+
+
+def test_one_topic_is_shown_with_its_queues_and_the_groups_that_read_it(broker: BrokerFactory, tmp_path: Path) -> None:
+    running = broker()
+    with Admin(running.address) as admin, Producer(running.address) as producer, Consumer(running.address) as consumer:
+        admin.create_topic("orders", queues=2, retention_hours=24)
+        for number in range(10):
+            producer.send(Message("orders", b"x"), queue=number % 2)
+        consumer.commit("billing", "orders", {0: 2, 1: 5})
+        consumer.commit("reports", "orders", {0: 1})
+        found = admin.topic("orders")
+        assert (found.topic, found.read_queues, found.retention_hours, found.messages) == ("orders", 2, 24, 10)
+        assert found.queues == admin.topic_stats("orders")
+        assert found.produced_messages == 10
+        assert found.log_bytes > 10 * 91
+        assert [(each.group, each.lag) for each in found.groups] == [("billing", 3), ("reports", 9)]
+        assert found.groups[0].known
+        with pytest.raises(TopicNotExist):
+            admin.topic("nowhere")
+    cli = Cli(tmp_path, running.address)
+    [row] = cli.run("-o", "json", "topic", "show", "orders", "--seconds", "0.1").rows
+    assert (row["topic"], row["messages"], row["in_per_second"], row["groups"][0]) == (
+        "orders",
+        10,
+        0,
+        {"group": "billing", "members": 0, "lag": 3},
+    )
+    people = cli.run("-o", "table", "topic", "show", "orders", "--seconds", "0.1").out
+    assert re.search(r"keeps +24 h *\n", people)
+    assert re.search(r"billing +│? *0 +│? *3", people)
+    assert "groups\tbilling reports\n" in cli.run("topic", "show", "orders", "--seconds", "0.1").out
 
 
 def test_pages_continue_after_a_name_in_ascending_order(broker: BrokerFactory) -> None:

@@ -47,14 +47,17 @@ def test_an_alias_is_the_command_itself(cli: Cli, word: str, meant: str) -> None
     assert f"{word}" in cli.run("--help").out.partition("Also: ")[2]
 
 
-@pytest.mark.parametrize(
-    ("word", "meant"), [(word, each) for word, meant in SUBCOMMAND_ALIASES.items() for each in meant]
-)
-def test_a_group_of_commands_has_aliases_too(cli: Cli, word: str, meant: str) -> None:
+@pytest.mark.parametrize(("word", "meant"), SUBCOMMAND_ALIASES.items())
+def test_a_group_of_commands_has_aliases_too(cli: Cli, word: str, meant: tuple[str, ...]) -> None:
+    tried = 0
     for name in COMMANDS:
         command = _command(name)
-        if isinstance(command, click.Group) and word not in command.commands and meant in command.commands:
-            assert cli.run(name, word, "--help").out == cli.run(name, meant, "--help").out
+        if not isinstance(command, click.Group) or word in command.commands:
+            continue
+        if first := next((each for each in meant if each in command.commands), None):
+            assert cli.run(name, word, "--help").out == cli.run(name, first, "--help").out
+            tried += 1
+    assert tried
 
 
 def test_help_prints_the_help_of_the_named_command(cli: Cli) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ....protocol.errors import MessageNotFound
 from ....protocol.storage.delivery import (
@@ -37,9 +37,18 @@ from ...store import TopicConfig
 if TYPE_CHECKING:
     from ....protocol.storage.record import Record
     from ..client_handle import Caller
-    from ..pop.redelivery import Tally
     from ..writer import RecordWriter
     from .coordinator import GroupCoordinator
+
+
+class Tally(Protocol):
+    """Counts what happens to a group's messages."""
+
+    def count_sent_back(self, group: str, retried: int, dead: int) -> None:
+        """Count messages that are delivered again, and new dead letters."""
+
+    def count_expired(self, group: str, count: int) -> None:
+        """Count messages whose time was over."""
 
 
 @dataclass(frozen=True, slots=True)

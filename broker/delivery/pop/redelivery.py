@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from ....protocol.errors import BrokerError, BrokerFailure, OffsetOutOfRange, QueueNotExist, SystemBusy, TopicNotExist
 from ....protocol.storage.delivery import (
@@ -36,7 +36,7 @@ from ..groups.retry import copied, send_back
 if TYPE_CHECKING:
     from ....protocol.storage.record import Record
     from ...store import MessageStore
-    from ..groups.retry import RetryPolicy
+    from ..groups.retry import RetryPolicy, Tally
     from ..writer import RecordWriter
     from .table import Expired, InFlightTable, QueueKey
 
@@ -52,16 +52,6 @@ SIZE_BYTES = 4
 """Width of the size before a pulled record."""
 RETURNED_MAX = 5_000
 """Maximum number of messages that were given back and are not stored again yet."""
-
-
-class Tally(Protocol):
-    """Counts what happens to a group's messages."""
-
-    def count_sent_back(self, group: str, retried: int, dead: int) -> None:
-        """Count messages that are delivered again, and new dead letters."""
-
-    def count_expired(self, group: str, count: int) -> None:
-        """Count messages whose time was over."""
 
 
 class ReturnedBatch:

@@ -17,12 +17,11 @@ from .redelivery import Moving, Redelivery, ReturnedBatch
 from .table import IN_FLIGHT_MAX, Expired, InFlightTable, QueueKey, Take
 
 if TYPE_CHECKING:
-    from ...background.services import OnFatal
+    from ...background.service import OnFatal
     from ...store import MessageStore, PopEntry
     from ..groups.coordinator import GroupCoordinator
-    from ..groups.retry import RetryPolicy
+    from ..groups.retry import RetryPolicy, Tally
     from ..writer import RecordWriter
-    from .redelivery import Tally
     from .table import InFlight, QueueInFlight
 
 

@@ -22,8 +22,7 @@ from ...handlers.groups import SUBSCRIPTION_CHARS_MAX, SUBSCRIPTIONS_MAX
 from ...store import TopicConfig
 from ..bodies import AT_ONCE_BYTES_MAX
 from ..gateway import RemotingClient
-from ..json_fields import json_body
-from ..rules import INNER_PRODUCER_GROUP, audit_change, check
+from ..rules import INNER_PRODUCER_GROUP, check
 from ..subscription import check_subscription, tags_and_filter
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ async def heart_beat(
     with RocketMQ, a topic of any name is taken: a pull is told that it does not exist. A subscription that no pull can
     select with is taken, too, so that the others are served; the answer is an error that names it, as that of a pull.
     """
-    body = json_body(request)
+    body = request.json_body()
 
     if len(request.received.body) <= AT_ONCE_BYTES_MAX:
         heartbeat = _heart_beat_in(body)
@@ -224,7 +223,7 @@ def get_consumer_list_by_group(request: RemotingRequest, groups: GroupCoordinato
 
 def check_client_config(request: RemotingRequest) -> None:
     """Check a subscription, before its client starts. Raises ``FilterIllegal``."""
-    row = json_body(request).object("subscriptionData")
+    row = request.json_body().object("subscriptionData")
     if row is not None:
         check_subscription(_subscription(row))
     request.reply()
@@ -269,7 +268,7 @@ async def consume_message_directly(
 
     await request.dispatched()
     record = await request.read(view)
-    audit_change(request, f"group {fields['consumerGroup']}, client {client_id}, message {message_id}")
+    request.audit_change(f"group {fields['consumerGroup']}, client {client_id}, message {message_id}")
     await _ask(request, client, client_id, codes.CONSUME_MESSAGE_DIRECTLY, fields, bytes(record))
 
 
@@ -338,7 +337,7 @@ def unlock_batch_mq(request: RemotingRequest, groups: GroupCoordinator) -> None:
 
 def _decode(request: RemotingRequest, groups: GroupCoordinator) -> tuple[str, str, list[Queue]]:
     """Return group, client and queues of a request whose user may consume for the group, and has the client."""
-    body = json_body(request)
+    body = request.json_body()
     group, client_id = check_client_group(body.text("consumerGroup")), body.text("clientId")
     check(request, Need((CONSUME,), GROUP, group))
     groups.clients.owners.check(client_id, request.peer.user_name)

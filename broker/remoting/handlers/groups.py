@@ -31,8 +31,7 @@ from ...handlers.offsets import sees_progress
 from ...store import WouldBlock
 from ..bodies import message_queue
 from ..gateway import RemotingClient
-from ..json_fields import json_body
-from ..rules import audit_change, check, sees
+from ..rules import check, sees
 from ..subscription import SQL92, TAG, split_tags
 from .clients import queue_row
 from .topics import reply_json
@@ -363,14 +362,14 @@ async def update_and_create_subscriptiongroup(
     request: RemotingRequest, groups: GroupCoordinator, store: MessageStore
 ) -> None:
     """Create a group or change its settings; respond once the table is on disk."""
-    await _put(request, groups, store, [_decode_group(request, json_body(request))])
+    await _put(request, groups, store, [_decode_group(request, request.json_body())])
 
 
 async def update_and_create_subscriptiongroup_list(
     request: RemotingRequest, groups: GroupCoordinator, store: MessageStore
 ) -> None:
     """Create groups or change their settings, all or none; respond once the table is on disk."""
-    rows = [_decode_group(request, row) for row in json_body(request).objects("groupConfigList", GROUPS_AT_ONCE_MAX)]
+    rows = [_decode_group(request, row) for row in request.json_body().objects("groupConfigList", GROUPS_AT_ONCE_MAX)]
     if len({row["groupName"] for row in rows}) < len(rows):
         raise InvalidParameter("groupConfigList names a group twice; nothing was changed")
     await _put(request, groups, store, rows)
@@ -411,7 +410,7 @@ async def _put(
         name = row["groupName"]
         before = table.settings_of(name) if table.has(name) else None
         table.put(row)
-        audit_change(request, f"group {name}", before, table.settings_of(name))
+        request.audit_change(f"group {name}", before, table.settings_of(name))
     await request.saved()
     request.reply()
 
@@ -478,7 +477,7 @@ async def clone_group_offset(
     for name, row in rows.items():
         before = offsets.committed(target, name)
         groups.reset_offsets(target, name, row)
-        audit_change(request, f"group {target}, topic {name}", before, row)
+        request.audit_change(f"group {target}, topic {name}", before, row)
     await request.saved()
     request.reply()
 
@@ -497,7 +496,7 @@ def query_assignment(
 
     A client that waits, or that is not known, gets none.
     """
-    body = json_body(request)
+    body = request.json_body()
     topic, name = body.text("topic"), check_client_group(body.text("consumerGroup"))
     client_id, strategy = body.text("clientId"), body.text("strategyName", AVERAGE)
     if strategy not in (AVERAGE, CIRCLE):
@@ -549,7 +548,7 @@ def shared_share_of(client_id: str, clients: list[str], queues: list[Queue], str
 async def set_message_request_mode(request: RemotingRequest, groups: GroupCoordinator, store: MessageStore) -> None:
     """Let push consumers of a group pop the messages of a topic, or pull them again. It applies to those that let the
     broker divide the queues, when they ask next."""
-    body = json_body(request)
+    body = request.json_body()
     topic, name = body.text("topic"), check_client_group(body.text("consumerGroup"))
     mode, share = body.word("mode", MODES, ""), body.integer("popShareQueueNum", 0, low=-(2**31), high=2**31 - 1)
     check(request, Need((ADMIN,), GROUP, name), Need((CONSUME,), TOPIC, topic))
@@ -561,7 +560,7 @@ async def set_message_request_mode(request: RemotingRequest, groups: GroupCoordi
     groups.ensure_group(name)
     before, after = store.groups.pop_share(name, topic), share if mode == POP else None
     store.groups.set_pop_share(name, topic, after)
-    audit_change(request, f"group {name}, topic {topic}", _shown(before), _shown(after))
+    request.audit_change(f"group {name}, topic {topic}", _shown(before), _shown(after))
     await request.saved()
     request.reply()
 

@@ -35,7 +35,6 @@ from ..handles import (
     queue_of,
     start_offset_info,
 )
-from ..json_fields import json_body
 from ..subscription import TAG, tags_and_filter
 
 if TYPE_CHECKING:
@@ -205,7 +204,7 @@ def _no_message(request: RemotingRequest, key: QueueKey, offset: int) -> None:
 
 def batch_ack_message(request: RemotingRequest, pops: PopService) -> None:
     """Settle several messages. Those that are not in flight any more are left out."""
-    rows = json_body(request).objects("acks", RECEIPTS_MAX)
+    rows = request.json_body().objects("acks", RECEIPTS_MAX)
     if not rows:
         request.reply(code=codes.NO_MESSAGE, remark="the batch has no acknowledgement")
         return

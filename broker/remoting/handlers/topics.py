@@ -16,9 +16,9 @@ from ....protocol.remoting.signature import ACCESS_KEY
 from ...delivery.topic_changes import AS_IT_IS
 from ...store import TopicConfig
 from ..bodies import encode_lines, message_queue
-from ..json_fields import JsonFields, json_body
+from ..json_fields import JsonFields
 from ..name_server import PRIMARY_ID
-from ..rules import audit_change, check, sees
+from ..rules import check, sees
 from ..sends import DEFAULT_TOPIC
 from ..topic_rows import pop_retry_topics
 
@@ -134,7 +134,7 @@ def _change_write_perm(request: RemotingRequest, gateway: RemotingGateway, *, wi
     if broker_name != names.broker_name:
         return 0
     if names.write_wiped != wiped:
-        audit_change(request, f"the routes of {broker_name}", not names.write_wiped, not wiped)
+        request.audit_change(f"the routes of {broker_name}", not names.write_wiped, not wiped)
     return names.wipe(wiped)
 
 
@@ -196,7 +196,7 @@ async def update_and_create_topic(request: RemotingRequest, topics: TopicService
 
 async def update_and_create_topic_list(request: RemotingRequest, topics: TopicService) -> None:
     """Create or change topics, one after the other; respond once all are on disk, or with the first one's error."""
-    rows = json_body(request).objects("topicConfigList", TOPICS_AT_ONCE_MAX)
+    rows = request.json_body().objects("topicConfigList", TOPICS_AT_ONCE_MAX)
     changes = [_decode_topic(row) for row in rows]
     for params, _ in changes:
         check(request, Need((ADMIN,), TOPIC, params.topic))

@@ -14,7 +14,6 @@ from ....protocol.storage.record import parse_offset_id
 from ...background.loop_work import called_back
 from ...delivery.transactions.records import TOPICS, Half, checked_again
 from ...delivery.transactions.table import COMMIT, ROLLBACK
-from ..rules import audit_change
 
 if TYPE_CHECKING:
     from ....protocol.storage.record import Record
@@ -123,6 +122,6 @@ async def resume_check_half_message(
     reopened = Half.of(again)
     assert reopened is not None, "the record is a half message in the half topic"
     transactions.add_halves([reopened])
-    audit_change(request, f"group {reopened.group}, transaction {reopened.transaction_id}")
+    request.audit_change(f"group {reopened.group}, transaction {reopened.transaction_id}")
     await writer.acknowledged(end_offset)
     request.reply()

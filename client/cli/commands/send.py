@@ -20,7 +20,8 @@ from ...core.produce.receipts import DeliveryFailed
 from ...errors import InvalidMessage
 from ...message import join_keys
 from ...operator.display import plural, show_rate, show_seconds, shown_name
-from ..command import command, is_interactive, note
+from ..access import is_interactive
+from ..command import command, note
 from ..failures import EXIT_ERROR, EXIT_INTERRUPTED, describe
 from ..messages import show_receipts
 from ..params import PROPERTY, QUEUE, SPAN, TIME, TOPIC, NumberType

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
-from ....protocol.commands import QueueStats, TopicInfo, TopicTotals
-from ....protocol.display import TABLE, escape, show_bytes
+from ....protocol.commands import QueueStats, TopicInfo, TopicReader, TopicTotals, TopicView
+from ....protocol.display import JSON, TABLE, escape, show_bytes
 from ....protocol.errors import TopicExistsAlready, TopicNotExist
 from ...errors import InvalidArgument
-from ...operator.display import is_own, plural, shown_name
+from ...operator.display import is_own, plural, show_rate, show_second, shown_name
 from ..command import CliGroup, confirm, note, pass_settings
 from ..output import TableColumn, columns_of, name_column
-from ..params import PERMISSION, RETENTION, RETENTION_BYTES, TOPIC, TOPIC_PATTERN, NumberType, show_permission
+from ..params import PERMISSION, RETENTION, RETENTION_BYTES, TOPIC, TOPIC_PATTERN, NumberType, RealType, show_permission
 from ..settings import BrokerChoice
 from ..topic_reader import all_topics_stats, matches
 
@@ -32,6 +33,19 @@ TOPIC_COLUMNS = (
 )
 SHOWN_COLUMNS = (TOPIC_COLUMNS[0], TableColumn("shown_queues", "QUEUES"), *TOPIC_COLUMNS[3:])
 """Columns of a table, which shows the queues in one column."""
+VIEW_COLUMNS = (
+    TableColumn("topic", "topic", shown_name, style="bold"),
+    TableColumn("shown_queues", "queues"),
+    TableColumn("permission", "allows"),
+    TableColumn("retention_hours", "keeps", lambda hours: show_hours(hours) or "as long as the log"),
+    TableColumn("retention_bytes", "at most", lambda size: show_bytes(size) if size else "no limit"),
+    TableColumn("messages", "messages", "{:,}".format),
+    TableColumn("last_stored_at", "last stored", show_second),
+    TableColumn("log_bytes", "log", show_bytes),
+    TableColumn("in_per_second", "in", show_rate),
+    TableColumn("out_per_second", "out", show_rate),
+)
+READER_COLUMNS = columns_of(TopicReader, "group members lag")
 RETENTION_NAMES = ("retention_hours", "retention_bytes")
 MESSAGE_COLUMNS = columns_of(TopicTotals, "messages last_stored_at")
 QUEUE_COLUMNS = (
@@ -87,7 +101,7 @@ def topic() -> None:
     """List, inspect, create, change and delete topics."""
 
 
-def _row(info: TopicInfo) -> dict[str, Any]:
+def _row(info: TopicInfo | TopicView) -> dict[str, Any]:
     return {
         "topic": info.topic,
         "read_queues": info.read_queues,
@@ -100,7 +114,7 @@ def _row(info: TopicInfo) -> dict[str, Any]:
     }
 
 
-def show_queues(info: TopicInfo) -> str:
+def show_queues(info: TopicInfo | TopicView) -> str:
     """Return ``4``, or ``4, 2 to write`` if the topic has fewer write queues than read queues."""
     to_write = "" if info.write_queues == info.read_queues else f", {info.write_queues:,} to write"
     return f"{info.read_queues:,}{to_write}"
@@ -177,6 +191,41 @@ def status(settings: BrokerChoice, name: str) -> None:
     if settings.output.mode == TABLE and len(rows) > 1:
         rows.append({"topic": name, "queue": "all"} | _held(stats))
     settings.output.rows(QUEUE_COLUMNS, rows)
+
+
+@topic.command("show")
+@pass_settings
+@click.argument("name", metavar="TOPIC", type=TOPIC)
+@click.option(
+    "--seconds", type=RealType(0.1, 60), default=1.0, show_default=True, help="Time over which the rates are measured."
+)
+def show(settings: BrokerChoice, name: str, seconds: float) -> None:
+    """Show one topic: its queues and retention, its messages, their rate, and the groups that read it.
+
+    LOG is what the broker's log holds from the topic's oldest message on, with the messages of all topics.
+    """
+    with settings.admin() as admin:
+        before, began = admin.topic(name), time.monotonic()
+        time.sleep(seconds)
+        found, elapsed = admin.topic(name), time.monotonic() - began
+    row = {
+        **_row(found),
+        **{each: getattr(found, each) for each in ("messages", "last_stored_at", "log_bytes")},
+        "in_per_second": round(max(found.produced_messages - before.produced_messages, 0) / elapsed, 3),
+        "out_per_second": round(max(found.pulled_messages - before.pulled_messages, 0) / elapsed, 3),
+    }
+    readers = [
+        {"group": each.group, "members": each.members, "lag": each.lag if each.known else None} for each in found.groups
+    ]
+    output = settings.output
+    if output.mode == TABLE:
+        output.record(VIEW_COLUMNS, row)
+        output.write("\n")
+        output.rows(READER_COLUMNS, readers, empty="no group reads it")
+    else:
+        del row["shown_queues"]
+        groups = readers if output.mode == JSON else [each.group for each in found.groups]
+        output.record((), row | {"groups": groups})
 
 
 # ---- changing

@@ -11,8 +11,8 @@ from ....protocol.auth.scram import ScramError, make_verifier
 from ....protocol.auth.users import check_user_name
 from ....protocol.errors import ConfigurationError
 from ...operator.rights import generate_password, password_warning
-from ..access import given_password
-from ..command import CliGroup, confirm, is_interactive, note, pass_settings
+from ..access import given_password, is_interactive
+from ..command import CliGroup, confirm, note, pass_settings
 from ..failures import nearest
 from ..output import TableColumn, number
 from ..settings import BrokerChoice

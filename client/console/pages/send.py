@@ -28,7 +28,8 @@ from ...core.consume.batch import StoredMessage
 from ...errors import InvalidArgument
 from ...message import Message
 from ..failures import Refused
-from ..visit import FORM_BYTES_MAX, MESSAGE_BYTES_MAX, Visit, whole_number
+from ..forms import FORM_BYTES_MAX, MESSAGE_BYTES_MAX
+from ..visit import Visit, whole_number
 
 PROPERTY_REPLAY_OF = "REPLAY_OF"
 """Property of a replayed message: the id of the message that it repeats."""
