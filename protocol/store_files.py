@@ -1,4 +1,4 @@
-"""Names and contents of a store's files that the broker, its tools and the Spark archive read alike."""
+"""Names and contents of a store's files that the broker, its tools and ``storage.reader`` share."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ from .storage.layout import (
 
 OFFSET_NAME = re.compile(r"\d{20}\Z", re.ASCII)
 """Name of a file of the CommitLog or of a ConsumeQueue: the position of its first byte in the whole."""
+
+QUEUE_NAME = re.compile(r"(0|[1-9]\d{0,9})\Z", re.ASCII)
+"""Name of the folder of a ConsumeQueue in its topic's folder: the number of the queue."""
+
+QUARANTINE_INDEX = "index.json"
+"""Name of the list of the log's damaged ranges, in the store's folder ``flintmq/quarantine``."""
 
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 """Permissions of what FlintMQ creates in a store or a backup: the messages are for the broker's user alone."""

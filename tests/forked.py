@@ -81,11 +81,13 @@ class ForkServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._orders: socket.socket
 
-    def start(self, arguments: list[str], errors: int) -> ForkedProcess:
-        """Fork ``flintmq-broker`` with these arguments, its standard output as a pipe. ``errors``: a descriptor."""
-        output, theirs = os.pipe()
+    def start(self, arguments: list[str], errors: int, output: int | None = None) -> ForkedProcess:
+        """Fork ``flintmq-broker`` with these arguments. ``errors``, ``output``: descriptors; None: a pipe."""
+        if output is not None:
+            return self._start(arguments, output, errors, None)
+        mine, theirs = os.pipe()
         try:
-            return self._start(arguments, theirs, errors, os.fdopen(output))
+            return self._start(arguments, theirs, errors, os.fdopen(mine))
         finally:
             os.close(theirs)
 

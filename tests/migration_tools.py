@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -13,11 +12,11 @@ import pytest
 
 from flintmq.broker.migration.follower import MasterFollower, opened_follower
 from flintmq.broker.store import MessageStore
-from flintmq.testing.started_broker import broker_environment
 from tests.fake_master import FakeMaster
+from tests.forked import FORKS
 from tests.group_tools import until
 from tests.store_tools import Sent, append, dispatch, open_store, plain
-from tests.tools_runs import TIMEOUT_S, command
+from tests.tools_runs import TIMEOUT_S
 
 WAIT_S = 120.0
 
@@ -29,12 +28,8 @@ class Following:
         options = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
         self._log = log
         with log.open("w") as output:
-            self.process = subprocess.Popen(
-                command("follow-rocketmq", master, "--store", store, *options),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=broker_environment(PYTHONUNBUFFERED="1"),
-            )
+            arguments = ["follow-rocketmq", master, "--store", str(store), *options]
+            self.process = FORKS.start(arguments, output.fileno(), output.fileno())
 
     @property
     def said(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -10,7 +9,6 @@ from flintmq.broker.requests.connected_client import ConnectedClient
 from flintmq.broker.requests.request import Request
 from flintmq.broker.store import WouldBlock
 from flintmq.protocol.commands import Command
-from flintmq.protocol.errors import BrokerError
 from flintmq.protocol.fields import encode_fields
 from flintmq.protocol.frames import REQUEST, Frame
 from tests.remotes import FakeRemote
@@ -19,27 +17,19 @@ T = TypeVar("T")
 
 
 class RecordedRequest(Request):
-    """A request of a client without a user; its handler's responses, errors and audit entries are kept."""
+    """A request of a client without a user; its handler's responses and audit entries are kept, its errors raised."""
 
-    __slots__ = ("answers", "audited", "completed", "errors")
+    __slots__ = ("answers", "audited")
 
     def __init__(self, command: Command, params: Any, body: bytes = b"") -> None:
         self.frame = Frame(REQUEST, command.code, 1, encode_fields(params), bytearray(body), 0, len(body))
         self.peer = cast(ConnectedClient, FakeRemote())
         self.answers: list[tuple[Any, bytes]] = []
         self.audited: list[tuple[Command, str, Any, Any]] = []
-        self.errors: list[BrokerError] = []
-        self.completed = asyncio.Event()
 
     def respond(self, answer: Any, body: bytes | bytearray = b"") -> None:
         """Keep a response."""
         self.answers.append((answer, bytes(body)))
-        self.completed.set()
-
-    def fail(self, error: BrokerError) -> None:
-        """Keep an error."""
-        self.errors.append(error)
-        self.completed.set()
 
     def audit(self, command: Command, target: str, before: Any = None, after: Any = None) -> None:
         """Keep an entry of the audit log."""
@@ -56,11 +46,3 @@ class RecordedRequest(Request):
             return read(True)
         except WouldBlock:
             return read(False)
-
-    def read_then(self, read: Callable[[bool], Any], done: Callable[[Any], None], instead: Any = None) -> None:
-        """Read, as a reader thread would if the first attempt would block, and pass on the result."""
-        try:
-            result = read(True)
-        except WouldBlock:
-            result = read(False)
-        done(result)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import closing, suppress
@@ -27,6 +25,7 @@ from flintmq.protocol.fields import decode_fields
 from flintmq.testing import SMALL_FILES
 from tests.conftest import Answer, Brokers, RawConnection, RunningBroker
 from tests.etcd_server import EtcdServer
+from tests.forked import FORKS
 from tests.group_tools import UNREACHABLE, WAIT_SECONDS
 from tests.processes import free_port
 from tests.security_tools import authenticate
@@ -84,8 +83,9 @@ class ReplicaSet:
         """Run ``flintmq-broker`` with a member's settings; return its output. Raises ``CalledProcessError``."""
         values = {"store.path": self.store(member), **SMALL_FILES, **self.settings(member), **(settings or {})}
         sets = [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
-        command = [sys.executable, "-m", "flintmq.broker.app.daemon", *arguments, *sets]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        done = FORKS.run([*arguments, *sets], WAIT_SECONDS)
+        done.check_returncode()
+        return done.stdout
 
     def begin(self, *options: str, first: str = "a") -> None:
         """Begin the set with ``replica init``, and start all members."""

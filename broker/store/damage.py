@@ -19,6 +19,7 @@ import numpy as np
 
 from ...protocol.storage.layout import BLANK_BYTES_MIN, MAGIC_BLANK, RECORD_BYTES_MIN, SysFlag
 from ...protocol.storage.record import RECORD_CRC_BYTES, Record, record_size
+from ...protocol.store_files import QUARANTINE_INDEX
 from .errors import CorruptFile
 from .files.file_system import make_durable_folder
 from .files.json_table import ConfigFile
@@ -233,7 +234,7 @@ class Quarantine:
     def __init__(self, files: Files, folder: Path) -> None:
         self._files = files
         self.folder = folder
-        self.path = folder / "index.json"
+        self.path = folder / QUARANTINE_INDEX
         self._file = ConfigFile(files, self.path)
         self.ranges: list[QuarantinedRange] = []
         """By physical offset, then by the time at which they were found."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,7 +10,7 @@ import numpy as np
 
 from ...protocol.storage.javahash import java_hash
 from ...protocol.storage.layout import PRE_BLANK_SIZE, RECORD_BYTES_MIN, UNIT, UNIT_BYTES
-from ...protocol.store_files import OFFSET_NAME, file_name
+from ...protocol.store_files import OFFSET_NAME, QUEUE_NAME, file_name
 from ..kernels.dispatch import (
     KIND_ORDINARY,
     KIND_SCHEDULE,
@@ -481,8 +480,6 @@ SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 LIGHT_QUEUE_PREFIX = "%LMQ%"
 """Prefix of RocketMQ's light queues, whose units point at other topics' records. FlintMQ leaves them alone."""
 
-_QUEUE_ID = re.compile(r"(0|[1-9]\d{0,9})\Z", re.ASCII)
-
 
 class ConsumeQueueTable:
     """The queues by topic and queue id, and by their row in the kernel's arrays.
@@ -552,7 +549,7 @@ class ConsumeQueueTable:
             if name.startswith(LIGHT_QUEUE_PREFIX) or name.encode(errors="replace").decode() != name:
                 continue
             for folder in sorted(path for path in topic_folder.iterdir() if path.is_dir()):
-                if _QUEUE_ID.match(folder.name):
+                if QUEUE_NAME.match(folder.name):
                     yield name, int(folder.name)
 
     def add(self, topic: str, queue_id: int) -> ConsumeQueue:

@@ -21,7 +21,7 @@ import numpy as np
 from ...protocol.errors import ConfigurationError
 from ...protocol.names import is_system_topic
 from ...protocol.storage.layout import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, RECORD, UNIT_BYTES
-from ...protocol.store_files import OFFSET_NAME, file_name, refuse_backup
+from ...protocol.store_files import OFFSET_NAME, QUEUE_NAME, file_name, refuse_backup
 from ..kernels import dispatch as kernel
 from ..kernels import search
 from ..kernels.dispatch import Q_DELETED_BELOW
@@ -41,7 +41,6 @@ from ..store.tables.topic_table import TopicTable
 from .findings import Findings
 
 _INDEX_NAME = re.compile(r"\d{17}\Z", re.ASCII)
-_QUEUE_ID = re.compile(r"(0|[1-9]\d{0,9})\Z", re.ASCII)
 FOREVER = 1 << 62
 
 
@@ -289,7 +288,7 @@ class OfflineStore:
             for path in _strays(topic_folder):
                 self.findings.add("foreign-file", path, "only folders belong there, one for each queue")
             for queue_folder in _folders(topic_folder):
-                if not _QUEUE_ID.match(queue_folder.name):
+                if not QUEUE_NAME.match(queue_folder.name):
                     self.findings.add("foreign-file", queue_folder, "its name is not a queue's number")
                     continue
                 for path in self._own_files(queue_folder, OFFSET_NAME):

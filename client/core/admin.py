@@ -1,14 +1,13 @@
 """Administration: groups, transactions, delayed messages, users and settings as an operator sees and changes them.
 
-Each module has the result types of one subject and its operations, which are the methods of both clients; no module
-imports another. A request that producers or readers send too belongs to their rooms or to ``core.topics``. Read first:
-``groups``.
+Each operation with a timeout is a method of both admin clients. A request that producers or readers send too belongs to
+their rooms or to ``core.topics``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -294,15 +293,7 @@ def replica_status(*, timeout: float | None = None) -> Operation[ReplicaSetStatu
     def decode(answer: Answer) -> ReplicaSetStatus:
         found = decode_fields(ReplicaStatusAnswer, answer.fields)
         return ReplicaSetStatus(
-            replica_set=found.set,
-            member=found.member,
-            role=found.role,
-            epoch=found.epoch,
-            primary=found.primary,
-            min_in_sync=found.min_in_sync,
-            end=found.end,
-            confirmed=found.confirmed,
-            reason=found.reason,
+            **{"replica_set" if name == "set" else name: value for name, value in asdict(found).items()},
             members=decode_rows(SetMember, unpack_body(answer)),
         )
 

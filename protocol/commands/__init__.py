@@ -1,8 +1,9 @@
-"""Every command: its code, its typed request and its typed response, in one table (``COMMANDS``).
+"""Every command: its code, its typed request and response, the rows that it returns, what a user needs for it, and who
+answers it in a replica set, in one table (``COMMANDS``).
 
-Each class's docstring describes the frame's body; the fields describe themselves. A test compares the tables of
-``protocol/README.md`` with these classes. A module holds the commands of one subject; its names are used as
-``commands.PULL``, so no two modules may define the same one. Read first: ``table``, then ``messages``.
+The fields and columns describe themselves; the tables of ``protocol/README.md`` are made of them. A module holds the
+commands of one subject; its names are used as ``commands.PULL``, so no two modules may define the same one. Read first:
+``common``, then ``messages``.
 """
 
 from __future__ import annotations

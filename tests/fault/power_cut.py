@@ -15,7 +15,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from flintmq.broker.store import StoreSettings
 from flintmq.broker.store.files.file_system import Files
+
+
+def tiny(policy: str) -> StoreSettings:
+    """Return settings with files that roll all the time, smaller than a broker allows."""
+    return StoreSettings(
+        commitlog_file_bytes=64 * 1024,
+        consumequeue_file_bytes=20 * 30,
+        index_slots=50,
+        index_entries=80,
+        message_bytes_max=16 * 1024,
+        allocate_step_bytes=16 * 1024,
+        flush_policy=policy,
+    )
 
 
 class PowerCut(Exception):

@@ -10,28 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.store import StoreSettings
 from tests.delay_tools import START_MS, DelayedStore
-from tests.fault.power_cut import AtRandom, PowerCut, PowerCutFiles
+from tests.fault.power_cut import AtRandom, PowerCut, PowerCutFiles, tiny
 from tests.store_tools import UnsyncedFiles, kill
 
-KIB = 1024
 ROUNDS = int(os.environ.get("FLINTMQ_KILL_ROUNDS", "6"))
 HOUR_MS = 3_600_000
 AT_LAST_MS = START_MS + 100 * 24 * HOUR_MS
-
-
-def tiny(policy: str) -> StoreSettings:
-    """Return settings with files that roll all the time."""
-    return StoreSettings(
-        commitlog_file_bytes=64 * KIB,
-        consumequeue_file_bytes=20 * 30,
-        index_slots=50,
-        index_entries=80,
-        message_bytes_max=16 * KIB,
-        allocate_step_bytes=16 * KIB,
-        flush_policy=policy,
-    )
 
 
 class Life:

@@ -12,26 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.store import MessageStore, StoreSettings
-from tests.fault.power_cut import AtRandom, PowerCut, PowerCutFiles
+from flintmq.broker.store import MessageStore
+from tests.fault.power_cut import AtRandom, PowerCut, PowerCutFiles, tiny
 from tests.fault.power_cut_life import EVERY_KEY, QUEUES, Life
 from tests.store_tools import HOST, Message, kill, open_store, pull_all
 
-KIB = 1024
 TOPICS = ("orders", "bills", "%x|y")
-
-
-def tiny(policy: str) -> StoreSettings:
-    """Settings with files that roll all the time, smaller than a broker allows."""
-    return StoreSettings(
-        commitlog_file_bytes=64 * KIB,
-        consumequeue_file_bytes=20 * 30,
-        index_slots=50,
-        index_entries=80,
-        message_bytes_max=16 * KIB,
-        allocate_step_bytes=16 * KIB,
-        flush_policy=policy,
-    )
 
 
 class RandomLife(Life):

@@ -10,28 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.store import StoreSettings
 from flintmq.protocol.errors import PreparedIncomplete, SystemBusy
-from tests.fault.power_cut import AtRandom, PowerCut, PowerCutFiles
+from tests.fault.power_cut import AtRandom, PowerCut, PowerCutFiles, tiny
 from tests.prepared_store import TIMEOUT_MS, PreparedStore
 from tests.store_tools import UnsyncedFiles, kill, restore, save
 
-KIB = 1024
 ROUNDS = int(os.environ.get("FLINTMQ_KILL_ROUNDS", "4"))
 TOPICS = ("a", "b")
-
-
-def tiny(policy: str) -> StoreSettings:
-    """Settings with files that roll all the time."""
-    return StoreSettings(
-        commitlog_file_bytes=64 * KIB,
-        consumequeue_file_bytes=20 * 30,
-        index_slots=50,
-        index_entries=80,
-        message_bytes_max=16 * KIB,
-        allocate_step_bytes=16 * KIB,
-        flush_policy=policy,
-    )
 
 
 @dataclass

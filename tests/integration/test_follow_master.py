@@ -12,7 +12,6 @@ import os
 import random
 import signal
 from pathlib import Path
-from subprocess import Popen
 from typing import Any
 
 import pytest
@@ -170,9 +169,9 @@ async def test_kills_at_any_moment_lose_and_repeat_nothing(source: Source, tmp_p
             kill_at = draws.randrange(begin, master.log_end)
             with following(master.address, path, SMALL.fixed_sizes, said) as running:
 
-                def kill_there(offset: int, data: bytes, process: Popen[bytes] = running.process) -> tuple[int, bytes]:
+                def kill_there(offset: int, data: bytes, pid: int = running.process.pid) -> tuple[int, bytes]:
                     if offset + len(data) > kill_at:  # noqa: B023 - of this round, which ends with the process
-                        process.kill()
+                        os.kill(pid, signal.SIGKILL)
                     return offset, data
 
                 master.mangle = kill_there

@@ -197,6 +197,7 @@ def test_workers_share_one_broker_which_ends_with_the_last_of_them(
     until(lambda: not listens(address) and not left_over(stores))
 
 
+@pytest.mark.long(seconds=12)
 def test_a_shared_broker_outlives_a_killed_worker_and_ends_with_the_others(
     pytester: pytest.Pytester, notes: Path, stores: Path
 ) -> None:
@@ -210,6 +211,7 @@ def test_kill(flintmq_broker, worker_id):
     until(lambda: not listens(address) and not left_over(stores))
 
 
+@pytest.mark.long(seconds=12)
 def test_a_worker_must_not_end_the_broker_of_the_others(pytester: pytest.Pytester) -> None:
     run(
         pytester,

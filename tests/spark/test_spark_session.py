@@ -133,6 +133,7 @@ def test_a_wrong_setting_is_named(arguments: dict[str, object], message: str) ->
 # ---- machines that lack something ----
 
 
+@pytest.mark.long(seconds=20)
 def test_a_machine_without_java_runs_sql_sources_arrow_parquet_and_streams(
     tmp_path: Path, spark_environment: dict[str, str]
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import pytest
 
@@ -20,41 +20,15 @@ from flintmq.broker.delivery.groups.consumer_clients import (
 )
 from flintmq.broker.delivery.groups.subscription_memory import SubscriptionMemory
 from flintmq.protocol.errors import GroupKind, LimitReached
+from tests.manual_clock import ManualClock
 from tests.remotes import FakeRemote
 
 TOPICS = {"t": ClientSubscription("t")}
 
 
-class Timers:
-    """A clock that the test advances, and the calls scheduled on it."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-        self._calls: list[tuple[float, Callable[[], None]]] = []
-
-    def __call__(self) -> float:
-        return self.now
-
-    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
-        self._calls.append((self.now + seconds, call))
-
-    def advance(self, seconds: float) -> None:
-        """Advance the clock, and make each call at its time."""
-        end = self.now + seconds
-        while due := sorted((each for each in self._calls if each[0] <= end), key=lambda each: each[0]):
-            self._calls.remove(due[0])
-            self.now = max(self.now, due[0][0])
-            due[0][1]()
-        self.now = end
-
-    @property
-    def pending(self) -> int:
-        return len(self._calls)
-
-
 @pytest.fixture
-def clock() -> Timers:
-    return Timers()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
@@ -64,7 +38,7 @@ def members() -> dict[str, Collection[str]]:
 
 
 @pytest.fixture
-def clients(clock: Timers, members: dict[str, Collection[str]]) -> ConsumerClients:
+def clients(clock: ManualClock, members: dict[str, Collection[str]]) -> ConsumerClients:
     return ConsumerClients(
         clock, clock.call_later, lambda name: members.get(name, ()), lambda: 100, SubscriptionMemory(2**20)
     )
@@ -82,7 +56,7 @@ def ids(clients: ConsumerClients, group: str = "g") -> list[str]:
     return sorted(found.clients) if found is not None else []
 
 
-def test_a_silent_client_is_gone_after_two_minutes_and_no_sooner(clients: ConsumerClients, clock: Timers) -> None:
+def test_a_silent_client_is_gone_after_two_minutes_and_no_sooner(clients: ConsumerClients, clock: ManualClock) -> None:
     silent, alive = FakeRemote(), FakeRemote()
     beat(clients, "silent", silent)
     for _ in range(4):
@@ -117,7 +91,7 @@ def test_an_old_connection_does_not_remove_a_client_that_has_a_new_one(clients: 
     assert ids(clients) == []
 
 
-def test_a_large_group_is_told_once_of_all_that_join_together(clients: ConsumerClients, clock: Timers) -> None:
+def test_a_large_group_is_told_once_of_all_that_join_together(clients: ConsumerClients, clock: ManualClock) -> None:
     remotes = [FakeRemote() for _ in range(2 * NOTIFIED_AT_ONCE_MAX)]
     for number, remote in enumerate(remotes):
         beat(clients, f"c{number}", remote)
@@ -125,7 +99,7 @@ def test_a_large_group_is_told_once_of_all_that_join_together(clients: ConsumerC
     assert {len(remote.told) for remote in remotes[NOTIFIED_AT_ONCE_MAX:]} == {1}
 
 
-def test_the_number_of_groups_is_bounded(clock: Timers) -> None:
+def test_the_number_of_groups_is_bounded(clock: ManualClock) -> None:
     clients = ConsumerClients(clock, clock.call_later, lambda name: (), lambda: 2, SubscriptionMemory(2**20))
     remote = FakeRemote()
     beat(clients, "a", remote, "g1")
@@ -169,7 +143,7 @@ def test_an_error_names_few_of_many_clients(clients: ConsumerClients) -> None:
 # ---- locks ----
 
 
-def test_a_lock_ends_a_minute_after_its_renewal(clients: ConsumerClients, clock: Timers) -> None:
+def test_a_lock_ends_a_minute_after_its_renewal(clients: ConsumerClients, clock: ManualClock) -> None:
     locks = clients.locks
     assert locks.lock("g", "a", [("t", 0)]) == [("t", 0)]
     clock.advance(LOCK_S / 2)
@@ -182,7 +156,7 @@ def test_a_lock_ends_a_minute_after_its_renewal(clients: ConsumerClients, clock:
 
 
 def test_a_lost_client_loses_its_locks_when_it_must_have_stopped_using_them(
-    clients: ConsumerClients, clock: Timers
+    clients: ConsumerClients, clock: ManualClock
 ) -> None:
     lost, locks = FakeRemote(), clients.locks
     beat(clients, "a", lost)
@@ -202,7 +176,7 @@ def test_a_client_that_leaves_releases_its_locks_at_once(clients: ConsumerClient
     assert clients.locks.lock("g", "b", [("t", 0)]) == [("t", 0)]
 
 
-def test_expired_locks_take_no_memory(clients: ConsumerClients, clock: Timers) -> None:
+def test_expired_locks_take_no_memory(clients: ConsumerClients, clock: ManualClock) -> None:
     remote = FakeRemote()
     beat(clients, "a", remote)
     clients.locks.lock("g", "a", [("t", number) for number in range(100)])

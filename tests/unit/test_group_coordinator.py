@@ -20,32 +20,9 @@ from flintmq.broker.delivery.groups.group import ConsumerGroup, Member, MemberSu
 from flintmq.broker.store import MessageStore, TopicConfig
 from flintmq.protocol.commands import HeartBeatRequest
 from flintmq.protocol.errors import EpochFenced, GroupRunning, LimitReached, MemberUnknown, NoPermission
+from tests.manual_clock import ManualClock
 from tests.remotes import FakeRemote
 from tests.store_tools import kill, make_topic, open_store
-
-
-class Clock:
-    """A clock that the test advances, and the calls scheduled on it."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self._calls: list[tuple[float, Callable[[], None]]] = []
-
-    def __call__(self) -> float:
-        return self.now
-
-    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
-        self._calls.append((self.now + seconds, call))
-
-    def advance(self, seconds: float) -> None:
-        """Advance the clock in steps as small as a sweep."""
-        end = self.now + seconds
-        while self.now < end:
-            self.now = min(self.now + SWEEP_SECONDS, end)
-            due = [call for at, call in self._calls if at <= self.now]
-            self._calls = [(at, call) for at, call in self._calls if at > self.now]
-            for call in due:
-                call()
 
 
 @pytest.fixture
@@ -57,12 +34,12 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def groups(store: MessageStore, clock: Clock) -> GroupCoordinator:
+def groups(store: MessageStore, clock: ManualClock) -> GroupCoordinator:
     return GroupCoordinator(store, clock, clock.call_later)
 
 
@@ -79,7 +56,9 @@ def beat(
     return groups.heart_beat(remote, request, {topic: MemberSubscription(topic)}, held or [])
 
 
-def test_a_member_that_is_silent_for_its_session_is_gone_and_no_sooner(groups: GroupCoordinator, clock: Clock) -> None:
+def test_a_member_that_is_silent_for_its_session_is_gone_and_no_sooner(
+    groups: GroupCoordinator, clock: ManualClock
+) -> None:
     group, _ = beat(groups, "a", FakeRemote(), seconds=10)
     clock.advance(9.9)
     assert "a" in group.members
@@ -89,7 +68,9 @@ def test_a_member_that_is_silent_for_its_session_is_gone_and_no_sooner(groups: G
         beat(groups, "a", FakeRemote(), epoch=group.epoch)
 
 
-def test_a_member_whose_connection_went_has_a_few_seconds_to_come_back(groups: GroupCoordinator, clock: Clock) -> None:
+def test_a_member_whose_connection_went_has_a_few_seconds_to_come_back(
+    groups: GroupCoordinator, clock: ManualClock
+) -> None:
     first, second = FakeRemote(), FakeRemote()
     group, _ = beat(groups, "a", first, seconds=60)
     beat(groups, "b", FakeRemote(), seconds=60)
@@ -104,7 +85,7 @@ def test_a_member_whose_connection_went_has_a_few_seconds_to_come_back(groups: G
 
 
 def test_a_later_topic_is_assigned_with_a_notification(
-    groups: GroupCoordinator, clock: Clock, store: MessageStore
+    groups: GroupCoordinator, clock: ManualClock, store: MessageStore
 ) -> None:
     remote = FakeRemote()
     group, member = beat(groups, "a", remote, topic="later")
@@ -118,7 +99,7 @@ def test_a_later_topic_is_assigned_with_a_notification(
 
 
 def test_a_topic_that_is_deleted_leaves_its_members_alone(
-    groups: GroupCoordinator, clock: Clock, store: MessageStore
+    groups: GroupCoordinator, clock: ManualClock, store: MessageStore
 ) -> None:
     group, member = beat(groups, "a", FakeRemote())
     store.topics.remove("t")
@@ -152,7 +133,7 @@ def test_a_running_group_is_named_with_its_members(groups: GroupCoordinator) -> 
     groups.check_idle("other", "wait")
 
 
-def test_after_a_crash_queues_wait_for_those_who_still_hold_them(tmp_path: Path, clock: Clock) -> None:
+def test_after_a_crash_queues_wait_for_those_who_still_hold_them(tmp_path: Path, clock: ManualClock) -> None:
     first = open_store(tmp_path)
     make_topic(first, "t", 4)
     kill(first)
@@ -167,7 +148,7 @@ def test_after_a_crash_queues_wait_for_those_who_still_hold_them(tmp_path: Path,
     store.close()
 
 
-def test_a_group_that_is_new_to_a_store_that_was_closed_does_not_wait(store: MessageStore, clock: Clock) -> None:
+def test_a_group_that_is_new_to_a_store_that_was_closed_does_not_wait(store: MessageStore, clock: ManualClock) -> None:
     groups = GroupCoordinator(store, clock, clock.call_later)
     group, member = beat(groups, "a", FakeRemote())
     assert len(group.assignment(member)) == 4
@@ -291,7 +272,7 @@ def calls_of(action: Callable[[], object]) -> int:
     return calls
 
 
-def test_a_heartbeat_costs_no_more_in_a_large_group(store: MessageStore, clock: Clock) -> None:
+def test_a_heartbeat_costs_no_more_in_a_large_group(store: MessageStore, clock: ManualClock) -> None:
     make_topic(store, "wide", 64)
     costs = {}
     for size in (2, 300):
@@ -317,7 +298,7 @@ def settle(groups: GroupCoordinator, remotes: list[FakeRemote]) -> None:
         beat(groups, f"m-{number}", remote, group.epoch, held, "wide", 300)
 
 
-def test_a_large_group_is_rebalanced_once_for_many_changes(store: MessageStore, clock: Clock) -> None:
+def test_a_large_group_is_rebalanced_once_for_many_changes(store: MessageStore, clock: ManualClock) -> None:
     make_topic(store, "wide", 1_000)
     groups = GroupCoordinator(store, clock, clock.call_later)
     remotes = [FakeRemote() for _ in range(300)]
@@ -340,7 +321,7 @@ def test_a_large_group_is_rebalanced_once_for_many_changes(store: MessageStore, 
 
 
 def test_a_queue_that_is_meant_for_a_member_that_just_left_waits_for_the_next_sharing_out(
-    store: MessageStore, clock: Clock
+    store: MessageStore, clock: ManualClock
 ) -> None:
     make_topic(store, "wide", 100)
     groups = GroupCoordinator(store, clock, clock.call_later)

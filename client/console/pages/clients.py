@@ -78,4 +78,4 @@ async def _connections(visit: Visit, wanted: str, after: int) -> ConnectionPage:
 
 
 def _matches(each: ConnectionInfo, wanted: str) -> bool:
-    return not wanted or wanted in f"{each.host}:{each.port} {each.user} {each.client}".lower()
+    return not wanted or wanted in f"{each.address} {each.user} {each.client}".lower()

@@ -58,6 +58,16 @@ class LocalFiles:
             done += count
         return done
 
+    def read_whole(self, path: Path) -> bytearray:
+        """Return the content of a small file. Raises ``FileNotFoundError``."""
+        handle = self.open(path)
+        try:
+            content = bytearray(self.size(handle))
+            del content[self.read_into(handle, memoryview(content), 0) :]
+            return content
+        finally:
+            self.close(handle)
+
     def next_data(self, handle: int, at: int) -> int | None:
         """Return ``at``, or the end of the sparse hole that contains it; None if only a hole follows."""
         try:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...store_files import OFFSET_NAME, checkpoint_mark, file_name
+from ...store_files import OFFSET_NAME, QUARANTINE_INDEX, checkpoint_mark, file_name
 from ..layout import CHECKPOINT_FILE_BYTES, CHECKPOINT_MARK, CHECKPOINT_MARK_AT, CHECKPOINT_MARK_MAGIC
 from .errors import SKIP_HINT, CorruptLog, DataLoss, OnDamage, raise_damage
 from .files import LOCAL, LocalFiles
@@ -24,12 +24,12 @@ from .queues import Queues
 # ---- The damaged ranges of a log that now contain tombstones, from the store's
 # ``flintmq/quarantine/index.json``.
 
-INDEX = Path("flintmq", "quarantine", "index.json")
+INDEX = Path("flintmq", "quarantine", QUARANTINE_INDEX)
 
 logger = logging.getLogger(__name__)
 
 
-def quarantined_ranges(store: Path | None, on_damage: OnDamage) -> list[tuple[int, int]]:
+def quarantined_ranges(store: Path | None, on_damage: OnDamage, files: LocalFiles = LOCAL) -> list[tuple[int, int]]:
     """Return (begin, end) of each, in order of physical offset; none if the store's folder is unknown.
 
     If neither the index nor its .bak can be read, and ``on_damage`` returns, tombstones are read as messages.
@@ -40,7 +40,7 @@ def quarantined_ranges(store: Path | None, on_damage: OnDamage) -> list[tuple[in
     path = store / INDEX
     for each in (path, path.with_name(path.name + ".bak")):
         try:
-            holes = json.loads(each.read_text(encoding="utf-8"))["holes"]
+            holes = json.loads(files.read_whole(each))["holes"]
             return sorted(
                 (int(hole["physicalOffset"]), int(hole["physicalOffset"]) + int(hole["bytes"])) for hole in holes
             )
@@ -121,10 +121,11 @@ class LogFiles:
     files: tuple[LogFile, ...]
     flushed_offset: int | None
     stopped_in_order: bool = False
+    storage: LocalFiles = LOCAL
 
     def queues(self) -> Queues:
         """Return the ConsumeQueues of the log's store."""
-        return Queues(self.store / "consumequeue" if self.store is not None else None)
+        return Queues(self.store / "consumequeue" if self.store is not None else None, self.storage)
 
     @property
     def start(self) -> int:
@@ -152,14 +153,15 @@ def open_log(
     held = _check_sizes(held, on_damage)
     if flushed_offset is not None:
         _check_reaches(folder, held, flushed_offset, on_damage)
-    ranges = quarantined_ranges(store, on_damage)
+    ranges = quarantined_ranges(store, on_damage, files)
     if ranges:
         held = [
             replace(file, quarantined=tuple(each for each in ranges if file.start <= each[0] < file.end))
             for file in held
         ]
-    stopped_in_order = store is not None and (store / "checkpoint").exists() and not (store / "abort").exists()
-    return LogFiles(folder, store, tuple(held), flushed_offset, stopped_in_order)
+    in_store = {name for name, _ in files.files_in(store)} if store is not None else set()
+    stopped_in_order = "checkpoint" in in_store and "abort" not in in_store
+    return LogFiles(folder, store, tuple(held), flushed_offset, stopped_in_order, files)
 
 
 def _listed(folder: Path, files: LocalFiles) -> Iterator[tuple[str, int]]:
@@ -227,15 +229,10 @@ def _read_mark(path: Path, files: LocalFiles) -> int | None:
     A broker may be writing the file, so a mark with a wrong checksum is read again.
     """
     for _ in range(_ATTEMPTS):
-        blob = bytearray(CHECKPOINT_FILE_BYTES)
         try:
-            handle = files.open(path)
+            blob = files.read_whole(path)[:CHECKPOINT_FILE_BYTES].ljust(CHECKPOINT_FILE_BYTES, b"\0")
         except FileNotFoundError:
             return None
-        try:
-            files.read_into(handle, memoryview(blob), 0)
-        finally:
-            files.close(handle)
         mark = checkpoint_mark(blob)
         if mark is not None:
             return mark.flushed_offset

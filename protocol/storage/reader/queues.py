@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...store_files import OFFSET_NAME, file_name
+from ...store_files import OFFSET_NAME, QUEUE_NAME, file_name
 from ..layout import PRE_BLANK_SIZE, UNIT, UNIT_BYTES
 from ..record import Record
 from .files import LOCAL, LocalFiles
-
-_QUEUE_ID = re.compile(r"\d{1,10}\Z", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +33,7 @@ class Queues:
     @property
     def there(self) -> bool:
         """True if the store has any ConsumeQueues."""
-        return self._folder is not None and self._folder.is_dir()
+        return self._folder is not None and self._folder.name in self._files.folders_in(self._folder.parent)
 
     def confirm(self, record: Record, size: int) -> bool:
         """Return whether the unit of the record's own queue offset points at exactly this record."""
@@ -64,7 +61,7 @@ class Queues:
             yield from (
                 self._folder / topic / name
                 for name in self._files.folders_in(self._folder / topic)
-                if _QUEUE_ID.match(name)
+                if QUEUE_NAME.match(name)
             )
 
     def _last_of(self, queue: Path) -> LastUnit | None:

@@ -68,6 +68,7 @@ public final class BrokerDriver {
         registerTopics(names);
 
         producer.setNamesrvAddr(address);
+        producer.setSendMsgTimeout(60_000);
         producer.start();
         consumer.setNamesrvAddr(address);
         consumer.start();

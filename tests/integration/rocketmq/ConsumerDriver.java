@@ -107,7 +107,7 @@ final class ConsumerDriver {
         if (producer == null) {
             producer = new DefaultMQProducer("driver-producers");
             producer.setNamesrvAddr(nameServer);
-            producer.setSendMsgTimeout(10_000);
+            producer.setSendMsgTimeout(60_000);
             producer.start();
         }
         int first = arguments.getIntValue("first");

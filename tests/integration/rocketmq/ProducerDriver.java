@@ -31,7 +31,9 @@ import org.apache.rocketmq.remoting.RPCHook;
  */
 public final class ProducerDriver {
     /** The client skips the heartbeat with its new subscription if another is on its way; the next is 30 s later. */
-    private static final long WAIT_MS = 90_000;
+    private static final long WAIT_MS = 150_000;
+    /** A busy machine may take longer than the client's own three seconds for a handshake. */
+    private static final int PATIENCE_MS = 60_000;
 
     private final String address;
     private final Map<String, List<Map<String, Object>>> received = new ConcurrentHashMap<>();
@@ -45,6 +47,8 @@ public final class ProducerDriver {
         this.hook = hook;
         producer = new DefaultMQProducer("java-producers", hook);
         producer.setNamesrvAddr(address);
+        producer.setSendMsgTimeout(PATIENCE_MS);
+        producer.setMqClientApiTimeout(PATIENCE_MS);
         producer.start();
     }
 
@@ -110,6 +114,8 @@ public final class ProducerDriver {
     private List<Map<String, Object>> sendInTransactions(String topic, JSONObject outcomes) throws Exception {
         transactions = new TransactionMQProducer("java-transactions", hook);
         transactions.setNamesrvAddr(address);
+        transactions.setSendMsgTimeout(PATIENCE_MS);
+        transactions.setMqClientApiTimeout(PATIENCE_MS);
         transactions.setTransactionListener(new TransactionListener() {
             @Override
             public LocalTransactionState executeLocalTransaction(Message message, Object outcome) {
