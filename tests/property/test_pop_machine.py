@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from flintmq.broker.delivery.pop import table as journal
-from flintmq.broker.delivery.pop.table import InFlightTable, QueueKey, Take
+from flintmq.broker.delivery.pop.table import InFlightTable, QueueInFlight, QueueKey, Take
 from flintmq.broker.store import PopEntry
 
 KEYS = [QueueKey("g", "t", 0), QueueKey("h", "t", 1)]
@@ -283,3 +283,23 @@ def test_times_end_in_their_order_after_many_were_settled() -> None:
     for offset, (end, _) in sorted(ends.items(), key=lambda item: item[1]):
         assert table.next_end_ms() == end
         assert [each.offset for each in table.due(end, 1).expired] == [offset]
+
+
+def test_a_move_settles_only_what_still_moves() -> None:
+    """After a reset meanwhile, the offset may be gone, or handed out again."""
+    state = QueueInFlight(0)
+    assert state.take([0], 1, Take(1_000, 100), 5) == [0]
+    assert state.begin_return(0, 5) is not None
+    assert state.keep(0, 2_000)
+    state.moved(0)
+    state.moved(7)
+    assert list(state.open) == [0]
+
+
+def test_a_repeated_attempt_in_order_is_no_further_delivery() -> None:
+    state = QueueInFlight(0)
+    counts = []
+    for attempt in ("a", "a", "b", ""):
+        state.take([0], 1, Take(1_000, 100, ordered=True, attempt=attempt), 5)
+        counts.append(state.counts[0])
+    assert counts == [0, 0, 1, 2]
