@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ...protocol.display import escape, show_bytes
-from ...protocol.errors import UnknownCommand
 from ..operator.condition import Condition, Lag, lag_in, read_rows
 from ..operator.display import is_group_topic, is_own, show_count, show_rate, show_seconds, shown_name
 from ..sync.admin import Admin
@@ -45,11 +44,7 @@ def take(admin: Admin, *, system: bool = False) -> Sample:
 
 def _sampled_groups(admin: Admin) -> dict[tuple[str, str], tuple[int, Lag]]:
     groups: dict[tuple[str, str], tuple[int, Lag]] = {}
-    try:
-        rows = admin.consume_stats(uncommitted=True)
-    except UnknownCommand:  # an older broker
-        return groups
-    for row in read_rows(rows):
+    for row in read_rows(admin.consume_stats(uncommitted=True)):
         committed, lag = groups.get((row.group, row.topic), (0, Lag()))
         groups[row.group, row.topic] = (committed + max(row.committed, 0), lag + lag_in(row))
     return groups

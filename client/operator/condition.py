@@ -140,8 +140,6 @@ class Condition:
 # ---- Lag of consumer groups, summed over queues: shared by ``group list``, ``top`` and ``check``.
 
 BROADCASTING = "broadcasting"
-MEMBER_SEPARATORS = (MEMBER_SEPARATOR, "|")
-"""Separators between group and member; brokers of earlier releases use the second one."""
 
 
 def read_rows(rows: Iterable[ConsumeStats]) -> list[ConsumeStats]:
@@ -221,8 +219,7 @@ def lag_of(info: GroupInfo, lags: dict[str, Lag]) -> Lag:
         found = lags.get(info.group, Lag())
     else:
         # Each member reads all messages, so a sum would count them several times.
-        own = tuple(info.group + separator for separator in MEMBER_SEPARATORS)
-        of_members = [lag for name, lag in lags.items() if name.startswith(own)]
+        of_members = [lag for name, lag in lags.items() if name.startswith(info.group + MEMBER_SEPARATOR)]
         unknown = max((lag.unknown_queues for lag in of_members), default=0)
         oldest = min((lag.oldest_ms for lag in of_members if lag.oldest_ms is not None), default=None)
         found = Lag(max((lag.messages for lag in of_members), default=0), unknown, oldest_ms=oldest)

@@ -183,19 +183,6 @@ def test_a_member_that_keeps_its_own_progress_makes_no_group_and_goes_with_its_g
     assert groups.known_topics() == {"plain|one": {"t"}}
 
 
-def test_progress_that_an_earlier_release_kept_of_a_member_is_shown_as_its_groups_and_not_deleted_with_it(
-    groups: GroupCoordinator, store: MessageStore
-) -> None:
-    offsets = store.consumer_offsets
-    for group in ("g", "g|other"):
-        store.groups.ensure(group)
-    for name in ("g|m", "g|m|2", "g|other"):
-        offsets.commit(name, "t", 0, 1)
-    assert groups.known_topics() == {"g": {"t"}, "g|other": {"t"}}
-    groups.delete_progress("g")
-    assert groups.known_topics() == {name: {"t"} for name in ("g|m", "g|m|2", "g|other")}
-
-
 def test_a_group_too_many_is_refused_and_existing_groups_continue(
     groups: GroupCoordinator, store: MessageStore
 ) -> None:

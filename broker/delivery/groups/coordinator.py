@@ -59,9 +59,6 @@ REBALANCE_SECONDS = 0.05
 """Delay of a rebalance in a larger group; it covers all members that join or leave in the meantime."""
 HEARTBEATS_A_SESSION = 3
 """Minimum number of heartbeats within a member's session timeout."""
-LEGACY_MEMBER_SEPARATOR = "|"
-"""The separator of earlier releases. A group's name may contain it; if such a group exists, the progress belongs to
-it."""
 INTERVAL_MS_MAX = 3_000
 """Maximum time between two heartbeats, however long the session timeout is."""
 
@@ -345,19 +342,8 @@ class GroupCoordinator:
         return found
 
     def _owner(self, progress_name: str) -> str:
-        """Return the group whose progress has this name: ``group``, or ``group:member`` for a broadcasting group.
-
-        An earlier release wrote ``group|member``; that counts as the group's unless a group has this whole name.
-        """
-        group, separator, _ = progress_name.partition(MEMBER_SEPARATOR)
-        if separator or self._store.groups.has(progress_name):
-            return group
-        at = progress_name.find(LEGACY_MEMBER_SEPARATOR)
-        while at >= 0:
-            if self._store.groups.has(progress_name[:at]):
-                return progress_name[:at]
-            at = progress_name.find(LEGACY_MEMBER_SEPARATOR, at + 1)
-        return progress_name
+        """Return the group whose progress has this name: ``group``, or ``group:member`` for a broadcasting group."""
+        return progress_name.partition(MEMBER_SEPARATOR)[0]
 
     # ---- limits
 
@@ -422,18 +408,8 @@ class GroupCoordinator:
         return group_name if group is None or group.clustering else f"{group_name}{MEMBER_SEPARATOR}{member}"
 
     def committed_of(self, group_name: str, member: str, topic: str, queue_id: int) -> int | None:
-        """Return the committed offset of a queue: the group's, or the member's in a broadcasting group.
-
-        If the member has committed nothing, the offset that it committed with an earlier release counts.
-        """
-        offsets = self._store.consumer_offsets
-        name = self.progress_name(group_name, member)
-        committed = offsets.committed_of(name, topic, queue_id)
-        if committed is None and name != group_name:
-            before = f"{group_name}{LEGACY_MEMBER_SEPARATOR}{member}"
-            if not self._store.groups.has(before):
-                committed = offsets.committed_of(before, topic, queue_id)
-        return committed
+        """Return the committed offset of a queue: the group's, or the member's in a broadcasting group."""
+        return self._store.consumer_offsets.committed_of(self.progress_name(group_name, member), topic, queue_id)
 
     def begins_at_first(self, group: str, topic: str) -> bool:
         """Return whether queues without a committed offset are read from their first message despite the start rule.
