@@ -38,6 +38,7 @@ from tests.processes import (  # noqa: F401 - hooks
     pytest_terminal_summary,
     pytest_testnodedown,
     pytest_xdist_make_scheduler,
+    suspend,
 )
 
 pytest_plugins = ["pytester"]  # runs pytest with the plug-in of flintmq.testing
@@ -114,7 +115,7 @@ class RunningBroker:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Keep the process from running in the ``with`` block."""
-        self.process.send_signal(signal.SIGSTOP)
+        suspend(self.process.pid)
         try:
             yield
         finally:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes import free_port
+from tests.processes import free_port, suspend
 from tests.tls_tools import Certificate
 
 ROOT = Path(__file__).parents[1]
@@ -129,7 +129,8 @@ class EtcdServer:
     @contextmanager
     def stopped(self) -> Iterator[None]:
         """Stop the process (SIGSTOP) for as long as the context lasts."""
-        self.signal(signal.SIGSTOP)
+        assert self._process is not None
+        suspend(self._process.pid)
         try:
             yield
         finally:

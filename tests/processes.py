@@ -7,9 +7,11 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,22 @@ def _own_ports() -> Iterator[int]:
 
 
 _ports = _own_ports()
+
+
+def suspend(pid: int) -> None:
+    """Send SIGSTOP and wait until every thread of the process has stopped: one that runs may still do some work."""
+    os.kill(pid, signal.SIGSTOP)
+    threads = Path(f"/proc/{pid}/task")
+    while any(state_of(thread) not in "TtZX" for thread in threads.iterdir()):
+        time.sleep(0.001)
+
+
+def state_of(thread: Path) -> str:
+    """Return the state of a thread by its folder in /proc: one letter; X if it is gone."""
+    try:
+        return (thread / "stat").read_text().rpartition(") ")[2][0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
 
 
 def free_port() -> int:
