@@ -2,8 +2,8 @@
 
     python scripts/lib/mutants.py [--seed N] [--places N] [--part NAME]… [--results FILE] [--seconds N]
 
-Each mutant is made in a temporary copy of the clone, where the unit, property, simulation and fault tests of its part
-run, the short ones first. The outcome is `caught`, `survived`, or `undecided` (the time was over); the tests of a part
+Each mutant is made in a temporary copy of the clone, where the tests of its part run: unit, property and simulation
+tests first, then those with brokers and faults. The outcome is `caught`, `survived`, or `undecided` (the time was over); the tests of a part
 must pass without a mutant first. Outcomes are appended to a file, and a place that is in it with the same text is not
 tried again, so that an interrupted run can be continued. Exit code 0: all were caught; 1: some were not; 2: the tests
 fail without a mutant.
@@ -106,6 +106,7 @@ PARTS = {
             "tests/unit/test_retry_*.py",
             "tests/unit/test_group_*.py",
             "tests/property/test_pop_machine.py",
+            "tests/integration/test_work_queue.py",
             "tests/fault/test_prepared_*.py",
             "tests/fault/test_transactions_*.py",
             "tests/fault/test_settled_*.py",
@@ -121,6 +122,7 @@ PARTS = {
             "tests/unit/test_registry_*.py",
             "tests/property/test_registry_property.py",
             "tests/simulation/test_*.py",
+            "tests/integration/test_replica_set*.py",
             "tests/fault/test_replica_*.py",
         ),
     ),
