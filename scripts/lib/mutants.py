@@ -3,10 +3,10 @@
     python scripts/lib/mutants.py [--seed N] [--places N] [--part NAME]… [--results FILE] [--seconds N]
 
 Each mutant is made in a temporary copy of the clone, where the tests of its part run: unit, property and simulation
-tests first, then those with brokers and faults. The outcome is `caught`, `survived`, or `undecided` (the time was over); the tests of a part
-must pass without a mutant first. Outcomes are appended to a file, and a place that is in it with the same text is not
-tried again, so that an interrupted run can be continued. Exit code 0: all were caught; 1: some were not; 2: the tests
-fail without a mutant.
+tests first, then those with brokers and faults. The outcome is `caught`, `survived`, or `undecided` (the time was
+over); the tests of a part must pass without a mutant first. Outcomes are appended to a file, and a place that is in it
+with the same text is not tried again, so that an interrupted run can be continued. Exit code 0: all were caught;
+1: some were not; 2: the tests fail without a mutant.
 """
 
 from __future__ import annotations
