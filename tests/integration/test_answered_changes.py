@@ -17,7 +17,14 @@ from flintmq.broker.remoting.registry import ROWS as REMOTING_ROWS
 from flintmq.protocol import commands
 from flintmq.protocol.auth.scram import ITERATIONS_MIN, make_verifier
 from flintmq.protocol.auth.users import verifier_row
-from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, PHYSICAL_OFFSET_STRUCT, RECEIPT_STRUCT, Command
+from flintmq.protocol.commands import (
+    CONSUMER_OFFSET_STRUCT,
+    PHYSICAL_OFFSET_STRUCT,
+    RECEIPT_STRUCT,
+    Command,
+    RowCommand,
+    RowsCommand,
+)
 from flintmq.protocol.remoting import codes
 from flintmq.protocol.remoting.command import RemotingFrame
 from tests import pop_tools, prepared_tools, transaction_tools
@@ -29,12 +36,11 @@ from tests.security_tools import SCRAM, authenticate, set_user
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reliability.md"
 OWN, REMOTING = "FlintMQ", "RocketMQ"
 CHANGES_NOTHING = {
-    *"HELLO AUTH PULL BROWSE_MESSAGES QUERY_BY_KEY VIEW_MESSAGE_BY_ID QUERY_CONSUMER_OFFSET GET_CONSUME_STATS".split(),
-    *"GET_ALL_SUBSCRIPTIONGROUP_CONFIG GET_CONSUMER_CONNECTION_LIST SEARCH_OFFSET_BY_TIMESTAMP GET_MAX_OFFSET".split(),
-    *"GET_MIN_OFFSET GET_EARLIEST_MSG_STORETIME GET_TRANSACTIONS GET_PREPARED GET_DELAY_STATS GET_QUARANTINE".split(),
-    *"GET_ALL_TOPIC_CONFIG GET_TOPICS_STATS GET_TOPIC_STATS_INFO GET_BROKER_CONFIG AUTH_LIST_USER GET_RIGHTS".split(),
-    *"GET_REPLICA_STATUS GET_CONNECTIONS GET_BROKER_RUNTIME_INFO".split(),
+    *"HELLO AUTH PULL BROWSE_MESSAGES QUERY_BY_KEY VIEW_MESSAGE_BY_ID QUERY_CONSUMER_OFFSET GET_PREPARED".split(),
+    *"SEARCH_OFFSET_BY_TIMESTAMP GET_MAX_OFFSET GET_MIN_OFFSET GET_EARLIEST_MSG_STORETIME GET_DELAY_STATS".split(),
+    *"GET_TOPIC_STATS_INFO GET_BROKER_RUNTIME_INFO GET_RIGHTS".split(),
 }
+"""Commands that change nothing, besides those that only return rows."""
 REMOTING_CHANGES_NOTHING = re.compile(
     "GET_|QUERY_|VIEW_|CHECK_CLIENT_CONFIG|NOTIFICATION|POLLING_INFO|SEARCH_|CLEAN_|NOTIFY_MIN|DELETE_TOPIC_IN_NAMESRV|DELETE_KV_"
 )
@@ -76,7 +82,9 @@ def table() -> Iterator[tuple[str, str]]:
 def test_the_table_names_every_command_that_changes_something() -> None:
     named = {name for protocol, name in table() if protocol == OWN}
     assert not named & CHANGES_NOTHING
-    assert named | CHANGES_NOTHING == {each.name for each in commands.COMMANDS.values() if not each.from_broker}
+    asked = [each for each in commands.COMMANDS.values() if not each.from_broker]
+    rows = {each.name for each in asked if isinstance(each, RowsCommand | RowCommand)}
+    assert named | CHANGES_NOTHING | rows == {each.name for each in asked}
 
     served = {code for code, _, _ in REMOTING_ROWS}
     text = Path(codes.__file__).read_text(encoding="utf-8").partition("# ---- requests of clients ----")[2]
