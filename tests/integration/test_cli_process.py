@@ -267,7 +267,6 @@ class TestCompletion:
         assert self._completed(cli, "to") == ["topic", "top"]
         assert self._completed(cli, "topic", "li") == ["list"]
         assert self._completed(cli, "tail", filled) == [filled]
-        assert self._completed(cli, filled) == [filled], "a topic alone"
         assert self._completed(cli, "tail", filled, "--fr") == ["--from"]
         assert self._completed(cli, "offset", "reset", filled) == [f"{filled}-group"]
         assert self._completed(cli, "group", "status", filled) == [f"{filled}-group"]
