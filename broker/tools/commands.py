@@ -5,7 +5,6 @@ Only what ``--help`` needs is imported here; each command imports its work when 
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 import sys
@@ -630,7 +629,7 @@ def force(yes: bool, config: Path | None, assignments: tuple[str, ...]) -> int:
 
     settings = _settings(config, assignments)
     member = settings.replication.member
-    found = asyncio.run(read_set(settings)).state.config
+    found = read_set(settings).state.config
     assert found is not None
     in_sync = escape(", ".join(sorted(found.in_sync)))
     lost = escape(", ".join(sorted(found.in_sync - {member})))

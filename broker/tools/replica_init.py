@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from ...protocol.errors import ConfigurationError
 from ..config import Settings
 from ..replication.core.configuration import Proposal, ProposalOutcome, SetConfig
 from ..replication.member.identity import registry_of
-from ..replication.registry.interface import Registry, RegistryView
+from ..replication.registry.interface import Registry, RegistryError, RegistryView
 from ..store.files.file_system import Files, make_durable_folder
 from ..store.files.store_lock import StoreLock
 from ..store.message_store import OWN_FOLDER
 from ..store.tables.store_state import ReplicaRecord, ReplicaState
+
+T = TypeVar("T")
 
 MEMBERS_MAX = 5
 
@@ -49,13 +52,23 @@ def begin_set(settings: Settings, addresses: Mapping[str, str], min_in_sync: int
                 f"{path} belongs to the set {state.record.cluster_id} already; `flintmq replica add` adds members to it"
             )
         config = SetConfig(str(uuid.uuid4()), 0, "", frozenset({replication.member}), frozenset(addresses), least)
-        asyncio.run(_create(registry_of(settings), config, addresses, replication.set))
+        _ask(_create(registry_of(settings), config, addresses, replication.set))
         # After the registry: a store that belongs to a set which does not exist could not be used again.
         make_durable_folder(files, path / OWN_FOLDER)
         state.save(ReplicaRecord(config.cluster_id, replication.member, (), True))
     finally:
         lock.release()
     return config
+
+
+def _ask(question: Coroutine[Any, Any, T]) -> T:
+    """Return the registry's answer. Raises ``ConfigurationError`` if the registry cannot give one."""
+    try:
+        return asyncio.run(question)
+    except RegistryError as error:
+        raise ConfigurationError(
+            f"the registry of the replica set, replication.etcd, gives no answer: {error}. Nothing was changed"
+        ) from error
 
 
 async def _create(registry: Registry, config: SetConfig, addresses: Mapping[str, str], name: str) -> None:
@@ -81,9 +94,9 @@ def _state(files: Files, path: Path) -> ReplicaState:
     return state
 
 
-async def read_set(settings: Settings) -> RegistryView:
-    """Return what the registry has. Raises ``ConfigurationError`` if it has no such set."""
-    view = await registry_of(settings).read()
+def read_set(settings: Settings) -> RegistryView:
+    """Return what the registry has. Raises ``ConfigurationError`` if it has no such set, or gives no answer."""
+    view = _ask(registry_of(settings).read())
     if view.state.config is None:
         raise ConfigurationError(
             f"the registry has no replica set {settings.replication.set!r}: `replica init` begins one"
@@ -104,7 +117,7 @@ def force_leader(settings: Settings) -> SetConfig:
     lock.take()
     try:
         state = _state(files, path)
-        view = asyncio.run(read_set(settings))
+        view = read_set(settings)
         config = view.state.config
         assert config is not None
         if view.state.holder is not None:
@@ -112,7 +125,7 @@ def force_leader(settings: Settings) -> SetConfig:
         if state.record.cluster_id != config.cluster_id or replication.member not in config.members:
             raise ConfigurationError(f"{path} is not the store of a member of this set")
         forced = config.led_by(replication.member, {replication.member})
-        asyncio.run(_propose(registry_of(settings), view, forced, view.addresses))
+        _ask(_propose(registry_of(settings), view, forced, view.addresses))
         # After the registry: if it refuses, the store must not claim that it lacks nothing.
         state.save(replace(state.record, complete=True))
     finally:

@@ -87,26 +87,6 @@ class TestANameWithABar:
         ):
             assert answer.code == InvalidParameter.code
 
-    def test_a_member_continues_at_the_offset_of_an_earlier_release(
-        self, broker: BrokerFactory, connect: ConnectionFactory
-    ) -> None:
-        running = broker()
-        peer = connect(running)
-        peer.call(commands.UPDATE_AND_CREATE_TOPIC, {"topic": "orders", "read_queues": 1, "write_queues": 1})
-        peer.produce("orders", *[b"x"] * 10, queue=0).raise_for_error()
-        commit(peer, "a", 1).raise_for_error()
-        commit(peer, "a|taken", 2).raise_for_error()
-        assert running.stop() == 0
-        table = running.store / "config" / "consumerOffset.json"
-        rows = json.loads(table.read_text())
-        del rows["flintmqCrc32"]
-        rows["offsetTable"]["orders@a|old"] = {"0": 7}
-        table.write_text(json.dumps(rows))
-        peer = connect(broker(store=running.store))
-        assert known(peer) == {"a", "a|taken"}
-        assert joined(peer, "a", "old", "orders", mode="broadcasting").rows["orders", 0][0] == 7
-        assert joined(peer, "a", "taken", "orders", mode="broadcasting").rows["orders", 0][0] == 0
-
 
 def test_ever_new_topics_of_messages_are_refused(broker: BrokerFactory, connect: ConnectionFactory) -> None:
     peer = connect(broker(settings={"topics.auto_create_max": 5}))

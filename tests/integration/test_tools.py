@@ -168,3 +168,13 @@ def test_help_needs_no_kernels() -> None:
     assert done.returncode == 0
     for name in ("verify", "rebuild", "dump", "stat", "serve"):
         assert f"\n  {name} " in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [("init", "a=127.0.0.1:1"), ("force", "--yes")])
+def test_a_registry_that_gives_no_answer_is_named(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    settings = ("replication.set=s", "replication.member=a", "replication.etcd=http://127.0.0.1:1")
+    given = [option for each in (*settings, f"store.path={tmp_path / 'store'}") for option in ("--set", each)]
+    ended = tool("replica", *arguments, *given)
+    assert ended.code == 2
+    (said,) = ended.errors.splitlines()
+    assert "replication.etcd, gives no answer: http://127.0.0.1:1 cannot be reached" in said
