@@ -191,5 +191,5 @@ def test_a_topic_continues_behind_messages_that_were_sent_just_before_its_deleti
 
 def test_messages_were_given_before_their_dispatch(pair: Pair[ConsumerSide]) -> None:
     """Run after the other test, which would hold without them too."""
-    assert pair.short.given > 20
+    assert pair.short.given >= 10
     assert pair.general.given == 0
