@@ -272,7 +272,7 @@ LOOK_EVERY_S = 0.005
 """Poll interval for drained bytes while any request waits."""
 
 
-class Sender(Protocol):
+class SendingConnection(Protocol):
     """A connection that may have unsent bytes."""
 
     def unsent_bytes(self) -> int:
@@ -293,19 +293,19 @@ class SendBudget:
         """Upper bound for the unsent bytes of all connections: some may have been sent since the last poll."""
         self._clock = clock
         self._call_later = call_later
-        self._senders: dict[Sender, int] = {}
+        self._senders: dict[SendingConnection, int] = {}
         self._waiting: deque[Callable[[], None]] = deque()
         self._looked_at = 0.0
         self._due = False
 
-    def note(self, sender: Sender, unsent_bytes: int) -> None:
+    def note(self, sender: SendingConnection, unsent_bytes: int) -> None:
         """Record the number of unsent bytes of ``sender``."""
         counted = unsent_bytes if unsent_bytes > SMALL_BYTES else 0
         self.used_bytes += counted - self._senders.pop(sender, 0)
         if counted:
             self._senders[sender] = counted
 
-    def may_read(self, sender: Sender) -> bool:
+    def may_read(self, sender: SendingConnection) -> bool:
         """Return whether a response for ``sender`` may be read from the store now."""
         if not self.is_short():
             return True

@@ -5,9 +5,9 @@ from ..protocol.commands.admin import ConnectionInfo as ConnectionInfo
 from ..protocol.commands.admin import LostOffsets as LostOffsets
 from ..protocol.commands.admin import QuarantineEntry as QuarantineEntry
 from ..protocol.commands.admin import QueueStats as QueueStats
+from ..protocol.commands.admin import ReadingGroup as ReadingGroup
 from ..protocol.commands.admin import SetMember as SetMember
 from ..protocol.commands.admin import TopicInfo as TopicInfo
-from ..protocol.commands.admin import TopicReader as TopicReader
 from ..protocol.commands.admin import TopicTotals as TopicTotals
 from ..protocol.commands.admin import TopicView as TopicView
 from ..protocol.commands.admin import UserInfo as UserInfo

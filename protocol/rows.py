@@ -105,17 +105,13 @@ class RowLayout:
         self.decoders = {place: each.decode for place, each in enumerate(self.columns.values()) if each.decode}
 
 
-_LAYOUTS: dict[type[Any], RowLayout] = {}
-
-
-def row_classes() -> list[type[Any]]:
-    """Return all row classes that were imported, in the order of their definition."""
-    return list(_LAYOUTS)
+LAYOUTS: dict[type[Any], RowLayout] = {}
+"""By row class, in the order of their definition: those of modules that were imported."""
 
 
 def layout_of(cls: type[Any]) -> RowLayout:
     """Return the columns of a row class."""
-    return _LAYOUTS[cls]
+    return LAYOUTS[cls]
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(column,))
@@ -132,7 +128,7 @@ def array_row(cls: type[T]) -> type[T]:
 
 def _made(cls: type[T], *, is_array: bool) -> type[T]:
     made = dataclass(frozen=True, slots=True)(cls)
-    layout = _LAYOUTS[made] = RowLayout(made, is_array=is_array)
+    layout = LAYOUTS[made] = RowLayout(made, is_array=is_array)
     meanings = "\n".join(f"- ``{name}``: {each.meaning}" for name, each in layout.columns.items())
     made.__doc__ = f"{made.__doc__}\n\n{meanings}"
     return made
@@ -147,7 +143,7 @@ def pack_rows(value: Any) -> bytes:
 
 
 def _encode_row(value: Any) -> Any:
-    layout = _LAYOUTS.get(type(value))
+    layout = LAYOUTS.get(type(value))
     if layout is None:
         raise TypeError(f"a {type(value).__name__} is no row")
     values: Any = layout.values(value)
@@ -160,7 +156,7 @@ def _encode_row(value: Any) -> Any:
 
 def decode_row(cls: type[T], value: Any) -> T:
     """Return a row from its unpacked msgpack. Raises ``TypeError`` if a column is missing, or for another value."""
-    layout = _LAYOUTS[cls]
+    layout = LAYOUTS[cls]
     if layout.is_array:
         if type(value) is not list:
             raise TypeError(f"expected {cls.__name__} as an array, got {type(value).__name__}")

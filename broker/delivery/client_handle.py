@@ -49,7 +49,7 @@ class ClientHandle(Protocol):
         """
 
 
-class Caller(Protocol):
+class Requester(Protocol):
     """Who asks a service for something: what it waits for counts towards the bounds of its connection. The waits raise
     ``SystemBusy`` if too many of its requests wait, and end the request if its client is gone."""
 

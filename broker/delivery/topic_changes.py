@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..background.held_pulls import PullRequestHoldService
     from ..store import MessageStore
     from ..store.tables.topic_table import TopicTable
-    from .client_handle import Caller
+    from .client_handle import Requester
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +194,7 @@ class TopicService:
 
     async def change(
         self,
-        caller: Caller,
+        caller: Requester,
         params: UpdateAndCreateTopicRequest,
         extra: Mapping[str, Any] | None = None,
         *,
@@ -231,7 +231,7 @@ class TopicService:
             caller.audit(UPDATE_AND_CREATE_TOPIC, f"topic {name}", topic_values(old), topic_values(new))
             self._holds.wake_topic(name)
 
-    async def delete(self, caller: Caller, name: str) -> None:
+    async def delete(self, caller: Requester, name: str) -> None:
         """Delete a topic; return when its files are gone.
 
         Its messages that are written are acknowledged and dispatched first: those that the deletion overtakes get no

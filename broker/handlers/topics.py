@@ -12,9 +12,9 @@ from ...protocol.commands import (
     EmptyAnswer,
     GetTopicsStatsRequest,
     QueueStats,
+    ReadingGroup,
     RowsAnswer,
     TopicInfo,
-    TopicReader,
     TopicRequest,
     TopicStatsAnswer,
     TopicTotals,
@@ -153,10 +153,10 @@ async def topic_show(request: Request, store: MessageStore, groups: GroupCoordin
 
 def _reader(
     store: MessageStore, groups: GroupCoordinator, group: str, topic: str, queues: list[QueueStats]
-) -> TopicReader:
+) -> ReadingGroup:
     committed = store.consumer_offsets.committed(group, topic)
     running, shared = groups.groups.get(group), groups.clients.sharing(group)
-    return TopicReader(
+    return ReadingGroup(
         group,
         len(running.members) if running is not None else len(shared.clients) if shared is not None else 0,
         sum(max(each.max_offset - max(committed.get(each.queue, 0), each.min_offset), 0) for each in queues),

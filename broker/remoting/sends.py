@@ -36,7 +36,6 @@ VERSION_MAX_RECONSUME_TIMES = 121
 PROPERTY_REGION = "MSG_REGION"
 PROPERTY_TRACE = "TRACE_ON"
 PROPERTY_CLUSTER = "CLUSTER"
-PROPERTY_CORRELATION_ID = "CORRELATION_ID"
 
 _FIELDS = (
     "producerGroup topic defaultTopic defaultTopicQueueNums queueId sysFlag bornTimestamp flag properties "

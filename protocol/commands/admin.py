@@ -111,7 +111,7 @@ class QueueStats:
 
 
 @row
-class TopicReader:
+class ReadingGroup:
     """A group that reads a topic, and the messages that it has still to read."""
 
     group: str = column("name of the group", "group", ValueKind.NAME, fold=True)
@@ -134,7 +134,7 @@ class TopicView:
     produced_messages: int = column("number of messages received since the broker started")
     pulled_messages: int = column("number of messages sent to clients since the broker started")
     queues: Sequence[QueueStats] = column("its queues", of=QueueStats)
-    groups: Sequence[TopicReader] = column("groups that read it and that the user may query", of=TopicReader)
+    groups: Sequence[ReadingGroup] = column("groups that read it and that the user may query", of=ReadingGroup)
 
     @property
     def messages(self) -> int:

@@ -48,7 +48,8 @@ class Part:
     def run(self) -> int:
         """Run it with its output shown; return the exit code."""
         if self.python:
-            return other_pythons.test(self.name.removeprefix("python-"), self.python)
+            code: int = other_pythons.test(self.name.removeprefix("python-"), self.python)
+            return code
         return subprocess.run(self.command, cwd=ROOT, env={**os.environ, **self.variables}).returncode
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 SHELLS = {
@@ -31,7 +32,7 @@ _WORDS = {
     "__aiter__": "__iter__",
     "AsyncIterator": "Iterator",
 }
-_RULES = [
+_RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"\bawait "), ""),
     (re.compile(r"\bAsyncGenerator\[([^\[\]]+), None\]"), r"Generator[\1, None, None]"),
     (re.compile(r"\bAsyncGenerator\b"), "Generator"),

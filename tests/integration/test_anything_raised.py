@@ -133,6 +133,36 @@ asyncio.run(main())
         with flintmq.client.Admin(shared_broker.address) as admin:
             assert admin.group(f"g-{topic}").members == []
 
+    @pytest.mark.parametrize("kind", ["push", "group"])
+    async def test_a_cancelled_start_leaves_the_group(
+        self, shared_broker: RunningBroker, topic: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with Producer(shared_broker.address) as producer:
+            producer.send(Message(topic, b"x"))
+
+        async def listener(message: object) -> None:
+            pass
+
+        def members() -> list[object]:
+            with flintmq.client.Admin(shared_broker.address) as admin:
+                known = [row.group for row in admin.groups()]
+                return list(admin.group(f"g-{topic}").members) if f"g-{topic}" in known else []
+
+        consumer: aio.PushConsumer | aio.GroupConsumer
+        if kind == "push":
+            consumer = aio.PushConsumer(shared_broker.address, f"g-{topic}", topic, listener)
+        else:
+            consumer = aio.GroupConsumer(shared_broker.address, f"g-{topic}", topic)
+        cancelled = threading.Event()
+        monkeypatch.setattr(consumer._engine.joined, "wait", cancelled.wait)
+        starting = asyncio.create_task(consumer.start())
+        await asyncio.to_thread(until, lambda: len(members()) == 1, "the join")
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        cancelled.set()
+        assert await asyncio.to_thread(members) == []
+
     async def test_a_task_of_a_listener_can_still_be_cancelled(self, shared_broker: RunningBroker, topic: str) -> None:
         begun = asyncio.Event()
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from flintmq.protocol.commands import ChangedSetting, Setting
-from flintmq.protocol.rows import row_classes
+from flintmq.protocol.rows import LAYOUTS
 
 CLIENT = Path(__file__).parents[2] / "client"
 CORE = {"topic_operations": CLIENT / "core" / "topics.py", "admin_operations": CLIENT / "core" / "admin.py"}
@@ -45,7 +45,7 @@ def _exports() -> set[str]:
     """Return the lines of the package's stub that export the rows."""
     return {
         f"from ..{cls.__module__.removeprefix('flintmq.')} import {cls.__name__} as {cls.__name__}\n"
-        for cls in row_classes()
+        for cls in LAYOUTS
         if cls not in NOT_EXPORTED and cls.__module__.startswith("flintmq.protocol")
     }
 

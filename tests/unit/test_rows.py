@@ -12,6 +12,7 @@ from flintmq.protocol import commands
 from flintmq.protocol.auth.permissions import PUBLISH, TOPIC, Grant
 from flintmq.protocol.commands import AccessKeyInfo, QuarantineEntry, TopicInfo, UserInfo
 from flintmq.protocol.rows import (
+    LAYOUTS,
     ValueKind,
     column,
     decode_row,
@@ -20,11 +21,10 @@ from flintmq.protocol.rows import (
     layout_of,
     pack_rows,
     row,
-    row_classes,
     shown,
 )
 
-ROWS = [cls for cls in row_classes() if cls.__module__.startswith("flintmq.protocol.")]
+ROWS = [cls for cls in LAYOUTS if cls.__module__.startswith("flintmq.protocol.")]
 VALUES: dict[str, Any] = {"str": "a", "int": 7, "bool": True, "SettingValue": 3, "Sequence[str]": ["a"]}
 
 

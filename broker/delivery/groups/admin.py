@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ....protocol.commands import ResetOffsetRequest
     from ...background.held_pulls import PullRequestHoldService
     from ...store import MessageStore
-    from ..client_handle import Caller
+    from ..client_handle import Requester
     from ..pop.service import PopService
     from ..topic_changes import TopicChanges
     from .coordinator import GroupCoordinator
@@ -47,7 +47,7 @@ class GroupAdmin:
         self._topic_changes = topic_changes
         self._forget = forget
 
-    async def delete(self, caller: Caller, group_name: str) -> None:
+    async def delete(self, caller: Requester, group_name: str) -> None:
         """Delete a group without members and its retry topics; its dead letters stay."""
         groups, changes = self._groups, self._topic_changes
         name = groups.existing(group_name)
@@ -70,7 +70,7 @@ class GroupAdmin:
             if topic not in changes.pending:
                 await called_back(partial(changes.delete, topic))
 
-    async def reset(self, caller: Caller, params: ResetOffsetRequest, given: dict[int, int]) -> dict[int, int]:
+    async def reset(self, caller: Requester, params: ResetOffsetRequest, given: dict[int, int]) -> dict[int, int]:
         """Move a group's committed offsets; return the new ones, by queue. ``given``: for ``to`` = offset."""
         store, groups, group = self._store, self._groups, params.group
         check_client_group(group)

@@ -36,7 +36,7 @@ from ...store import TopicConfig
 
 if TYPE_CHECKING:
     from ....protocol.storage.record import Record
-    from ..client_handle import Caller
+    from ..client_handle import Requester
     from ..writer import RecordWriter
     from .coordinator import GroupCoordinator
 
@@ -175,7 +175,7 @@ class RetryService:
         self._tally = tally
 
     async def store_again(
-        self, caller: Caller, messages: SendBack, may_consume: Callable[[str], bool] | None
+        self, caller: Requester, messages: SendBack, may_consume: Callable[[str], bool] | None
     ) -> tuple[int, int]:
         """Store messages again, all or none; once that is acknowledged, return how many are delivered again, and how
         many are dead letters now. ``may_consume``: predicate for the topics of the messages; None: all."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
-from ....protocol.commands import QueueStats, TopicInfo, TopicReader, TopicTotals, TopicView
+from ....protocol.commands import QueueStats, ReadingGroup, TopicInfo, TopicTotals, TopicView
 from ....protocol.display import JSON, TABLE, escape, show_bytes
 from ....protocol.errors import TopicExistsAlready, TopicNotExist
 from ...errors import InvalidArgument
@@ -45,7 +45,7 @@ VIEW_COLUMNS = (
     TableColumn("in_per_second", "in", show_rate),
     TableColumn("out_per_second", "out", show_rate),
 )
-READER_COLUMNS = columns_of(TopicReader, "group members lag")
+READER_COLUMNS = columns_of(ReadingGroup, "group members lag")
 RETENTION_NAMES = ("retention_hours", "retention_bytes")
 MESSAGE_COLUMNS = columns_of(TopicTotals, "messages last_stored_at")
 QUEUE_COLUMNS = (

@@ -54,9 +54,13 @@ class TaskMember(MemberShell):
     def _end_handling(self) -> None:
         """Expect no more messages; called on the engine's thread."""
 
+    @abstractmethod
+    async def close(self, timeout: float = 30.0) -> None:
+        """Let the application finish, commit, and leave the group."""
+
     async def start(self) -> Self:
         """Join the group; returns when the broker has accepted the member. Raises its refusal, or that it is
-        unreachable."""
+        unreachable. If it is cancelled, it first closes the consumer, which may have joined."""
         loop = self._life.enter()
         if self._started:
             raise InvalidArgument("this consumer was already started; create a new one to start again")
@@ -64,7 +68,12 @@ class TaskMember(MemberShell):
         self._end = loop.create_future()
         self._begin_handling()
         self._engine.start()
-        joined = await loop.run_in_executor(None, self._engine.joined.wait, self._timeout)
+        try:
+            joined = await loop.run_in_executor(None, self._engine.joined.wait, self._timeout)
+        except asyncio.CancelledError:
+            with contextlib.suppress(FlintError):
+                await self.close()
+            raise
         if not joined:
             reason = self._not_joined()
             self._life.closing()

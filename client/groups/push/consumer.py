@@ -47,11 +47,21 @@ class ThreadMember(MemberShell):
     def _end_handling(self) -> None:
         """Expect no more messages. Called by any thread, and more than once."""
 
+    @abstractmethod
+    def close(self, timeout: float = 30.0) -> None:
+        """Let the application finish, commit, and leave the group."""
+
     def start(self) -> Self:
         """Join the group; returns when the broker has accepted the member. Raises its refusal, or that it is
         unreachable."""
         self._launch()
-        self._check_joined(self._engine.joined.wait(self._timeout))
+        try:
+            joined = self._engine.joined.wait(self._timeout)
+        except BaseException:  # an interrupt: the consumer may have joined, and the caller has nothing to close
+            with contextlib.suppress(FlintError):
+                self.close()
+            raise
+        self._check_joined(joined)
         return self
 
     def _launch(self) -> None:

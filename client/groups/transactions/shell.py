@@ -82,7 +82,7 @@ class HalfOptions(AccessOptions, total=False):
 _OWN_OPTIONS = HalfOptions.__annotations__.keys() - AccessOptions.__annotations__.keys()
 
 
-class Halves(Protocol):
+class HalfProducer(Protocol):
     """The producer that sends half messages."""
 
     @property
@@ -94,7 +94,7 @@ class Halves(Protocol):
         """True after ``close``."""
 
 
-HalvesT = TypeVar("HalvesT", bound=Halves)
+HalvesT = TypeVar("HalvesT", bound=HalfProducer)
 CheckT = TypeVar("CheckT", bound=Callable[..., Any])
 ProducerT = TypeVar("ProducerT")
 
