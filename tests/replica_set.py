@@ -49,8 +49,8 @@ class ReplicaSet:
         self._etcd = etcd
         self._more = dict(settings or {})
         self.addresses = {member: f"127.0.0.1:{free_port()}" for member in members}
-        self.listens = dict(self.addresses)
-        """Where each member listens; ``addresses`` may be those of something in front of it."""
+        self.listens: dict[str, str] = {}
+        """Where members listen whose ``addresses`` are those of something in front of them."""
         self.running: dict[str, RunningBroker] = {}
         self.user = ""
         """User with ``PASSWORD`` for the set's own requests, in a set that requires one."""
@@ -65,7 +65,7 @@ class ReplicaSet:
     def settings(self, member: str) -> dict[str, Any]:
         """Return the settings of a member."""
         return {
-            "server.listen": self.listens[member],
+            "server.listen": self.listens.get(member, self.addresses[member]),
             "flush.policy": "sync",
             "replication.set": self.folder.name[:64],
             "replication.member": member,
