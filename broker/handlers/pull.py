@@ -17,9 +17,8 @@ from ...protocol.errors import (
     OffsetOutOfRange,
 )
 from ...protocol.fields import decode_fields, encode_fields
-from ...protocol.frames import RESPONSE, encode_head
+from ...protocol.frames import RESPONSE, encode_head, encode_records_head
 from ...protocol.names import check_client_group
-from ...protocol.produce_frame import encode_records_head
 from ...protocol.storage.javahash import tags_code
 from ...protocol.storage.layout import RECORD_BYTES_MIN
 from ..background.held_pulls import PASSED_OVER_S, Wake
