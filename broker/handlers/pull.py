@@ -22,7 +22,6 @@ from ...protocol.names import check_client_group
 from ...protocol.storage.javahash import tags_code
 from ...protocol.storage.layout import RECORD_BYTES_MIN
 from ..background.held_pulls import PASSED_OVER_S, Wake
-from ..delivery.topic_changes import check_has_messages, check_readable
 from ..filters import compile_filter
 from ..memo import remembered
 from ..store import CorruptLog, DamagedRecord, PullResult, PullSelection, WouldBlock
@@ -116,7 +115,7 @@ def pull_again(request: Request, broker: Broker, params: PullRequest) -> None:
 
 
 def _check(request: Request, broker: Broker, params: PullRequest, context: PullContext) -> None:
-    check_has_messages(broker.store.topics, params.topic)
+    broker.store.topics.check_has_messages(params.topic)
     context.check(request, params)
     if params.group and not params.member:
         check_client_group(params.group)
@@ -318,7 +317,7 @@ class PendingPull:
             self.request.peer.access.check(Need((CONSUME,), TOPIC, self.params.topic))
             if self.params.group:
                 self.request.peer.access.check(Need((CONSUME,), GROUP, self.params.group))
-        check_readable(self.broker.store.topics, self.params.topic)
+        self.broker.store.topics.check_readable(self.params.topic)
         self.context.check(self.request, self.params)
 
     def pulled(self, pulled: PullResult) -> None:

@@ -13,7 +13,6 @@ from ....protocol.names import check_client_group
 from ....protocol.remoting import codes
 from ....protocol.storage.layout import UNIT, UNIT_BYTES
 from ...delivery.groups.consumer_clients import ClientSubscription
-from ...delivery.topic_changes import check_has_messages
 from ...handlers.groups import SUBSCRIPTION_CHARS_MAX
 from ...handlers.pull import SIZE_BYTES, PullContext, pull_records
 from ...handlers.queries import shown_to
@@ -169,7 +168,7 @@ def check_may_pull(
     check_client_group(group)
     if not store.groups.may_consume(group):
         raise NoPermission(f"group {group} is disabled; to enable it, set its consumeEnable")
-    check_has_messages(store.topics, topic)
+    store.topics.check_has_messages(topic)
     config = store.topics.get(topic)
     queues = config.read_queues if config is not None else 0
     if queue >= queues:
@@ -252,7 +251,7 @@ async def query_message(request: RemotingRequest, store: MessageStore) -> None:
         count = UNIQUE_KEY_COUNT_MAX
     else:
         count = min(ext.integer("maxNum", high=2**31 - 1), QUERY_PAGE_MAX)
-    check_has_messages(store.topics, topic)
+    store.topics.check_has_messages(topic)
     search = KeySearch(topic, key, max(begin_ms, 0), min(end_ms, LATEST_MS), count, unique=unique)
 
     if count == 0 or search.begin_ms > search.end_ms:
@@ -295,7 +294,7 @@ async def query_consume_queue(request: RemotingRequest, gateway: RemotingGateway
     ext = request.ext
     topic, queue_id = ext.text("topic"), ext.integer("queueId", high=2**31 - 1)
     index, count = ext.integer("index", low=-(2**63)), min(ext.integer("count", high=2**31 - 1), UNITS_MAX)
-    check_has_messages(store.topics, topic)
+    store.topics.check_has_messages(topic)
     wanted = _subscription_of(request, gateway, ext.text("consumerGroup", ""), topic)
 
     def read(hot: bool) -> dict[str, Any]:
