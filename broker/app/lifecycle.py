@@ -24,7 +24,7 @@ from ..background.service import Service
 from ..background.services import AllocateMappedFileService, CheckpointService, CleanCommitLogService, StoreStatsService
 from ..config import METRICS_OFF, SEQUENCE_RECOVERY_BYTES, Settings
 from ..delivery.staged import commit_worker, table_at_start
-from ..delivery.transactions.table import History
+from ..delivery.transactions.service import History
 from ..metrics.endpoint import MetricsEndpoint, listen_for_metrics
 from ..metrics.http import Hosts
 from ..net.server import Listener, Server, bind

@@ -213,7 +213,6 @@ class Broker:
         self.transaction_checks = TransactionalMessageCheckService(
             self.transactions,
             self.producer_groups,
-            self.writer,
             timeout_ms=rules.timeout_ms,
             check_interval_ms=rules.check_interval_ms,
             check_times_max=rules.check_times_max,
