@@ -8,14 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from flintmq.broker.delivery.scheduled.redelivery import Redeliverer
-from flintmq.broker.delivery.staged import (
-    STAGED_CONFIG,
-    TOPICS,
-    CommitCopier,
-    CommitResult,
-    StagedTransactions,
-    table_at_start,
-)
+from flintmq.broker.delivery.staged import STAGED_CONFIG, TOPICS, CommitResult, StagedTransactions, table_at_start
 from flintmq.broker.delivery.writer import RecordWriter
 from flintmq.broker.store import MessageStore, StoreSettings
 from flintmq.broker.store.files.file_system import Files
@@ -47,7 +40,6 @@ class PreparedStore:
         self.staged = StagedTransactions(
             writer, redeliverer, timeout_ms=TIMEOUT_MS, stages_max=100, now_ms=lambda: self.now_ms
         )
-        self.work = CommitCopier(self.staged)
         self.staged.restore(table_at_start(store))
 
     def prepare(self, attempt: str, topic: str, bodies: Iterable[bytes], *, queue: int = 0) -> None:
@@ -74,7 +66,7 @@ class PreparedStore:
 
     def step(self) -> bool:
         """Do one step of copying or expiry; return whether there may be more work."""
-        return self.loop.run_until_complete(self.work.step(self.now_ms))
+        return self.loop.run_until_complete(self.staged.step(self.now_ms))
 
     def run(self) -> None:
         """Do all work."""
