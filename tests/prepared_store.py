@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from flintmq.broker.delivery.scheduled.redelivery import Redeliverer
+from flintmq.broker.delivery.scheduled.delivery import Deliverer
 from flintmq.broker.delivery.staged import STAGED_CONFIG, TOPICS, CommitResult, StagedTransactions, table_at_start
 from flintmq.broker.delivery.writer import RecordWriter
 from flintmq.broker.store import MessageStore, StoreSettings
@@ -36,9 +36,9 @@ class PreparedStore:
         flush, made = InlineFlushService(store), ImmediateTopicChanges(store, self.loop, lambda topic: None)
         sync = self.settings.flush_policy == "sync"
         writer = RecordWriter(store, flush, made, self.loop, lambda: None, sync=sync)
-        redeliverer = Redeliverer(store, writer, self.loop, InlineExecutor(), lambda: None)
+        deliverer = Deliverer(store, writer, self.loop, InlineExecutor(), lambda: None)
         self.staged = StagedTransactions(
-            writer, redeliverer, timeout_ms=TIMEOUT_MS, stages_max=100, now_ms=lambda: self.now_ms
+            writer, deliverer, timeout_ms=TIMEOUT_MS, stages_max=100, now_ms=lambda: self.now_ms
         )
         self.staged.restore(table_at_start(store))
 

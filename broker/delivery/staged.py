@@ -25,7 +25,7 @@ from ...protocol.storage.record import PROPERTY_TAGS, Record, encode_properties
 from ..background.loop_work import LoopWorker
 from ..store import StagedSnapshot, TopicConfig
 from ..store.queues import UNIT_DTYPE
-from .scheduled.redelivery import RECORDS_A_STEP, choose
+from .scheduled.delivery import RECORDS_A_STEP, choose
 from .writer import records_from
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..background.service import OnFatal
     from ..store import MessageStore
     from ..store.queues import ConsumeQueue
-    from .scheduled.redelivery import Redeliverer
+    from .scheduled.delivery import Deliverer
     from .writer import Done, RecordWriter
 
 
@@ -524,13 +524,7 @@ class StagedTransactions:
     clock."""
 
     def __init__(
-        self,
-        writer: RecordWriter,
-        redeliverer: Redeliverer,
-        *,
-        timeout_ms: int,
-        stages_max: int,
-        now_ms: Callable[[], int],
+        self, writer: RecordWriter, deliverer: Deliverer, *, timeout_ms: int, stages_max: int, now_ms: Callable[[], int]
     ) -> None:
         self.table = StageTable()
         self.pending: dict[str, PendingCommit] = {}
@@ -538,7 +532,7 @@ class StagedTransactions:
         self.outcomes = {"commit": 0, "abort": 0, "expire": 0}
         """Number of stages that ended since the start, by outcome."""
         self.timeout_ms = timeout_ms
-        self._redeliverer = redeliverer
+        self._deliverer = deliverer
         self._writer = writer
         self._store = writer.store
         self._loop: asyncio.AbstractEventLoop = writer.loop
@@ -775,12 +769,12 @@ class StagedTransactions:
 
     async def _copy_part(self, commit: Commit, queue: ConsumeQueue) -> None:
         units = [
-            await self._redeliverer.read_units(queue, part.first, part.end - part.first)
+            await self._deliverer.read_units(queue, part.first, part.end - part.first)
             for part in commit.ranges_from(commit.position, RECORDS_A_STEP)
         ]
         chosen, count = choose(np.concatenate(units), 0)
         note = [COPY, commit.scope, commit.sequence, commit.position]
-        await self._redeliverer.deliver(chosen, committed_by=lambda: self.append_note(note))
+        await self._deliverer.deliver(chosen, committed_by=lambda: self.append_note(note))
         # After the append: if that is refused, the next step copies the same messages.
         commit.position += count
 
