@@ -10,7 +10,7 @@ import functools
 import re
 import textwrap
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[1]
 # ---- protocol/README.md ----
 
 
-def _table(heads: str, rows: list[tuple[object, ...]]) -> str:
+def _table(heads: str, rows: Iterable[Sequence[object]]) -> str:
     names = heads.split(" | ")
     lines = [f"| {heads} |", "|" + "---|" * len(names)]
     lines += ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
@@ -69,7 +69,7 @@ def _default(value: Any) -> str:
 
 def _fields(cls: type[Any]) -> str:
     fields = fields_of(cls)
-    rows: list[tuple[object, ...]] = [
+    rows = [
         (f"`{name}`", _values(rule), _default(fields.defaults[name]) if name in fields.defaults else "–", rule.meaning)
         for name, rule in fields.rules.items()
     ]
@@ -142,7 +142,7 @@ def _command_list() -> str:
 
 def _permissions() -> str:
     """Return the table of permissions that a request's fields require; handlers check those for body and log."""
-    rows: list[tuple[object, ...]] = []
+    rows = []
     for _, command in sorted(COMMANDS.items()):
         if command.from_broker:
             continue
@@ -156,7 +156,7 @@ def _permissions() -> str:
 
 
 def _results() -> str:
-    rows: list[tuple[object, ...]] = [(code, f"`{name}`", "", NO_ERRORS[name]) for code, name in RESULT_NAMES.items()]
+    rows = [(code, f"`{name}`", "", NO_ERRORS[name]) for code, name in RESULT_NAMES.items()]
     rows += [
         (cls.code, f"`{cls.name}`", "yes" if cls.retriable else "no", _said(cls)) for cls in ERRORS_BY_CODE.values()
     ]
@@ -239,7 +239,7 @@ BROKER_LIMITS = {
 
 def _broker_limits() -> str:
     settings = tomllib.loads((ROOT / "conf" / "broker.toml").read_text(encoding="utf-8"))
-    rows: list[tuple[object, ...]] = []
+    rows = []
     for name, meaning in BROKER_LIMITS.items():
         section, key = name.split(".")
         rows.append((meaning, f"{settings[section][key]:,}", f"`{name}`"))
@@ -315,7 +315,7 @@ def _spark_columns() -> str:
     rows = [(f"`{each.name}`", DDL[each.name], each.meaning) for each in COLUMNS]
     rows.append((f"`{PROPERTIES.name}`", DDL[PROPERTIES.name], f"{PROPERTIES.meaning}; with `includeProperties`"))
     rows.append((f"`{HEADERS.name}`", DDL[HEADERS.name], f"{HEADERS.meaning}; with `includeHeaders`"))
-    return _table("column | type | holds", [*rows])
+    return _table("column | type | holds", rows)
 
 
 def _spark_options(options: Iterable[Any]) -> str:
@@ -323,9 +323,7 @@ def _spark_options(options: Iterable[Any]) -> str:
 
 
 def _spark_write_columns() -> str:
-    rows: list[tuple[object, ...]] = [
-        (f"`{each.name}`", " or ".join(each.types), each.meaning) for each in WRITE_COLUMNS
-    ]
+    rows = [(f"`{each.name}`", " or ".join(each.types), each.meaning) for each in WRITE_COLUMNS]
     return _table("column | type | meaning", rows)
 
 
