@@ -33,10 +33,10 @@ from ...protocol.fields import decode_fields
 from ...protocol.names import check_client_group
 from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX, old_pop_retry_topic, pop_retry_topic
 from ...protocol.storage.layout import RECORD
-from ..delivery.groups.retry import RetryPolicy
 from ..delivery.old_retries import OldRetries, is_alone
 from ..delivery.pop.service import ALL_QUEUES, WaitEnd
 from ..delivery.pop.table import QueueKey, Take
+from ..delivery.redelivery import NOT_COUNTED
 from ..delivery.topic_changes import check_has_messages, check_readable
 from ..filters import compile_filter
 from ..store import CorruptLog, DamagedRecord, PullResult, PullSelection, WouldBlock
@@ -486,8 +486,6 @@ def _records(pulled: PullResult) -> tuple[list[int], list[memoryview]]:
 # ---- Work queues: POP_MESSAGE, ACK_MESSAGE and CHANGE_MESSAGE_INVISIBLETIME. RocketMQ's requests use the same
 # service.
 
-NOT_COUNTED = RetryPolicy(is_attempt=False)
-
 
 def pop_message(request: Request, broker: Broker, pops: PopService) -> None:
     """Answer a pop with messages, at once or when some arrive."""
@@ -575,5 +573,5 @@ async def change_message_invisibletime(request: Request, pops: PopService) -> No
         return
 
     request.deferred.check_may_wait()
-    valid, *_ = await pops.give_back(receipts, [""] * len(receipts), NOT_COUNTED)
+    valid, *_ = await pops.redeliver(receipts, [""] * len(receipts), NOT_COUNTED)
     _answer(request, valid)

@@ -15,6 +15,7 @@ from rich.text import Text
 from ...protocol.display import escape, show_bytes
 from ..operator.condition import Condition, Lag, lag_in, read_rows
 from ..operator.display import is_group_topic, is_own, show_count, show_rate, show_seconds, shown_name
+from ..operator.rates import COUNTERS, Counters, broker_counters, topic_counters
 from ..sync.admin import Admin
 from .topic_reader import all_topics_stats
 
@@ -23,23 +24,22 @@ from .topic_reader import all_topics_stats
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The figures at one time. ``ends``: sum of the max offsets by topic; ``held``: number of messages by topic;
-    ``groups``: (sum of committed offsets, lag) by (group, topic)."""
+    """The figures at one time. ``held``: number of messages by topic; ``groups``: (sum of committed offsets, lag) by
+    (group, topic)."""
 
-    at: float
     condition: Condition
-    ends: Mapping[str, int]
+    broker: Counters
+    topics: Counters
     held: Mapping[str, int]
     groups: Mapping[tuple[str, str], tuple[int, Lag]]
 
 
 def take(admin: Admin, *, system: bool = False) -> Sample:
     """Request all figures from the broker; ``system``: include the topics that it created for itself and for groups."""
-    condition = Condition(admin.status())
+    condition, at = Condition(admin.status()), time.monotonic()
     topics = [totals for name, totals in all_topics_stats(admin).items() if system or not is_own(name)]
-    ends = {totals.topic: totals.max_offsets for totals in topics}
     held = {totals.topic: totals.messages for totals in topics}
-    return Sample(time.monotonic(), condition, ends, held, _sampled_groups(admin))
+    return Sample(condition, broker_counters(condition, at), topic_counters(topics, at), held, _sampled_groups(admin))
 
 
 def _sampled_groups(admin: Admin) -> dict[tuple[str, str], tuple[int, Lag]]:
@@ -80,29 +80,22 @@ class Rates:
     groups: list[GroupRate] = field(default_factory=list)
 
 
-COUNTERS = ("produced_messages", "produced_bytes", "pulled_messages", "pulled_bytes", "produces", "pulls")
-
-
 def between(before: Sample, after: Sample) -> Rates:
     """Return the rates between two samples. A broker that was restarted in between has counted from 0."""
-    seconds = max(after.at - before.at, 1e-9)
     restarted = before.condition.info.get("pid") != after.condition.info.get("pid")
+    from_zero = Counters(before.broker.at, dict.fromkeys(after.broker.counts, 0))
 
-    def rate(now: float, then: float) -> float:
+    def of_broker(name: str) -> float | None:
         # In a container the new process may have the same id, but no counter decreases without a restart.
-        return max(0.0, now - (0 if restarted or now < then else then)) / seconds
+        rate = None if restarted else after.broker.per_second(name, before.broker)
+        return after.broker.per_second(name, from_zero) if rate is None else rate
 
-    per_second: dict[str, float | None] = {}
-    for name in COUNTERS:
-        now = after.condition.number(name)
-        per_second[name] = None if now is None else rate(now, before.condition.number(name) or 0)
-    errors = rate(sum(after.condition.errors.values()), sum(before.condition.errors.values()))
-    per_second["errors"] = None if after.condition.withheld else errors
     topics = [
-        TopicRate(name, max(0, end - before.ends.get(name, end)) / seconds, after.held[name])
-        for name, end in after.ends.items()
+        TopicRate(name, after.topics.per_second(name, before.topics) or 0.0, messages)
+        for name, messages in after.held.items()
     ]
     topics.sort(key=lambda topic: (-topic.produced_per_second, -topic.messages, topic.topic))
+    seconds = max(after.broker.at - before.broker.at, 1e-9)
     groups = [
         GroupRate(
             group, topic, max(0, committed - before.groups.get((group, topic), (committed,))[0]) / seconds, lag.known
@@ -110,7 +103,7 @@ def between(before: Sample, after: Sample) -> Rates:
         for (group, topic), (committed, lag) in after.groups.items()
     ]
     groups.sort(key=lambda row: (row.lag is not None, -(row.lag or 0), row.group, row.topic))
-    return Rates(after.condition, per_second, topics, groups)
+    return Rates(after.condition, {name: of_broker(name) for name in (*COUNTERS, "errors")}, topics, groups)
 
 
 def rates_row(rates: Rates) -> dict[str, Any]:

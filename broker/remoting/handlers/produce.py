@@ -32,7 +32,7 @@ from ....protocol.storage.delivery import (
 from ....protocol.storage.layout import SysFlag
 from ....protocol.storage.record import PROPERTY_DELAY, PROPERTY_UNIQ_KEY, decode_host, offset_ids
 from ...addresses import format_address
-from ...delivery.groups.retry import RetryPolicy, SendBack, topics_for
+from ...delivery.redelivery import FailedMessages, RetryPolicy, topics_for
 from ...delivery.routing import DAY_MS, route_recall
 from ...handlers.produce import NATIVE, SendContext, append_frame, append_waiting, check_load
 from ...handlers.send_back import consumed_by
@@ -57,7 +57,7 @@ from ..topic_rows import PERM_INHERIT
 
 if TYPE_CHECKING:
     from ...delivery.groups.producer_groups import ProducerGroups
-    from ...delivery.groups.retry import RetryService
+    from ...delivery.redelivery import RetryService
     from ...requests.broker import Broker
     from ...requests.request import Request
     from ...store import MessageStore, ProduceBatch
@@ -303,8 +303,8 @@ async def consumer_send_msg_back(request: RemotingRequest, store: MessageStore, 
         request.reply()
         return
     level = DEAD_LETTER_LEVEL if delay_level < 0 else min(delay_level, DELAY_LEVEL_MAX)
-    messages = SendBack(group, (physical_offset,), RetryPolicy(level, times_max), ("",))
-    await retries.store_again(request, messages, consumed_by(request))
+    messages = FailedMessages(group, (physical_offset,), RetryPolicy(level, times_max), ("",))
+    await retries.redeliver(request, messages, consumed_by(request))
     request.reply()
 
 
