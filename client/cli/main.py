@@ -53,8 +53,8 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "group": Lazy("group", "List, inspect, reset and delete consumer groups."),
         "dlq": Lazy("dlq", "List, show, resend and purge dead letters."),
         "offset": Lazy("group", "Show, reset, export and import committed offsets."),
-        "tx": Lazy("waiting", "List open and parked transactions; commit or roll back by hand."),
-        "delay": Lazy("waiting", "Count the messages waiting for later delivery."),
+        "tx": Lazy("undelivered", "List open and parked transactions; commit or roll back by hand."),
+        "delay": Lazy("undelivered", "Count the messages waiting for later delivery."),
     },
     "Broker": {
         "status": Lazy("status", "Show the state of the broker."),

@@ -22,7 +22,7 @@ from ..command import CliCommand, note, pass_settings
 from ..settings import DEFAULT_BROKER, REACH_SECONDS_MAX, BrokerChoice
 
 if TYPE_CHECKING:
-    from ...console.options import ConsoleOptions
+    from ...console.policy import ConsoleOptions
 
 
 # ---- The command ``flintmq console``.
@@ -95,7 +95,7 @@ def console_options(settings: BrokerChoice, listen: str, **given: Any) -> Consol
     Raises ``ConfigurationError``.
     """
     require_libraries()
-    from ...console.options import ConsoleOptions
+    from ...console.policy import ConsoleOptions
 
     host, port = listen_address(listen)
     options = ConsoleOptions(broker=settings.addresses, tls=settings.tls_options, host=host, port=port, **given)
