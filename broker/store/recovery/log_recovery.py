@@ -18,7 +18,6 @@ from ....protocol.storage.layout import (
     MAGIC_V1,
     MAGIC_V2,
     PRE_BLANK_SIZE,
-    RECORD_HEAD_BYTES,
     RECORD_HEAD_BYTES_MAX,
     UNIT_BYTES,
     SysFlag,
@@ -26,13 +25,13 @@ from ....protocol.storage.layout import (
 from ....protocol.storage.record import unpack_head
 from ....protocol.store_files import file_name
 from ...kernels import dispatch as kernel
+from ..check import points_at_own_record, record_of_size
 from ..damage import LostRange
-from ..derivation import ends_file, message_at
+from ..derivation import RecordAt, ends_file
 from ..dispatch import GAP_MAX
 from ..errors import CorruptLog
 from ..files.file_system import zero
 from ..queues import count_units
-from .derived_check import derive
 from .holes import Hole, HoleFinder
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from ..files.mapped_file import MappedFile
     from ..queues import ConsumeQueue
     from ..tables.checkpoint import Mark
-    from .holes import KnownRecord, RecordIsSound, UnitEvidence
+    from .holes import HasRecordOf, KnownRecord, UnitEvidence
     from .loaded_store import LoadedStore, Progress
 
 SCAN_STEP_BYTES = 64 * 1024 * 1024
@@ -95,7 +94,7 @@ class LogRecovery:
         """Recorded first offset of the log, -1 if unknown."""
         self._proves_hole = proves_hole
         self._checksummed = store.state.checksummed
-        self._finder = HoleFinder(store.commitlog, evidence, self.record_is_sound)
+        self._finder = HoleFinder(store.commitlog, evidence, self.has_record_of)
         self._passed_over = dict(passed_over)
         self._verify_all = verify_all
         self.holes: list[Hole] = []
@@ -357,48 +356,25 @@ class LogRecovery:
             written = min(max(end - file.start_offset, 0), file.size)
             file.allocated = written if written == file.size else written // 4096 * 4096
 
-    def record_is_sound(self, physical_offset: int, size: int, topic: bytes, queue_id: int, queue_offset: int) -> bool:
-        """Return whether a sound record of this size, topic, queue and queue offset is at the physical offset."""
-        file = self._files.find(physical_offset)
-        if file is None or size < RECORD_HEAD_BYTES or physical_offset + size > file.end_offset:
-            return False
-        blob = bytearray(size)
-        file.files.read(file.fd, memoryview(blob), physical_offset - file.start_offset, wait=True)
-        parts = np.zeros(kernel.PARTS, np.int64)
-        array = np.frombuffer(blob, np.uint8)
-        if kernel.locate(array, 0, size, physical_offset, parts) != kernel.DONE or parts[kernel.R_SIZE] != size:
-            return False
-        return message_at(array, 0, parts) == (topic, queue_id, queue_offset)
-
     def has_record_of(self, queue: ConsumeQueue, unit: tuple[int, int, int]) -> bool:
         """Return whether a unit of the queue (queue offset, physical offset, size) points at its own sound record."""
-        queue_offset, physical_offset, size = unit
-        return self.record_is_sound(physical_offset, size, queue.topic.encode(), queue.queue_id, queue_offset)
+        return points_at_own_record(self._files.find, queue, unit)
 
     def record_there(self, physical_offset: int, size: int) -> tuple[bytes, int, int] | None:
         """Return (topic, queue, queue offset) from the sound record of this size there, or None."""
-        file = self._files.find(physical_offset)
-        if file is None:
-            return None
-        array, position = file.array(), physical_offset - file.start_offset
-        parts = np.zeros(kernel.PARTS, np.int64)
-        status = kernel.locate(array, position, len(array), physical_offset, parts)
-        if status != kernel.DONE or parts[kernel.R_SIZE] != size:
-            return None
-        return message_at(array, position, parts)
+        record = record_of_size(self._files.find, physical_offset, size)
+        return record.message if record is not None and record.is_sound else None
 
     def store_ms_behind(self, physical_offset: int) -> int:
         """Return the store time of the first sound record at or after a record boundary.
 
         Returns 0 if damage or the end of the log comes first.
         """
-        parts = np.zeros(kernel.PARTS, np.int64)
         while (file := self._files.find(physical_offset)) is not None:
-            array, position = file.array(), physical_offset - file.start_offset
-            status = kernel.locate(array, position, len(array), physical_offset, parts)
-            if status == kernel.DONE:
-                return int(parts[kernel.R_STORE_MS])
-            if status != kernel.BLANK:
+            record = RecordAt(file, physical_offset)
+            if record.is_sound:
+                return record.store_ms
+            if record.status != kernel.BLANK:
                 break
             physical_offset = file.end_offset
         return 0
@@ -409,24 +385,22 @@ class LogRecovery:
         Looks at most ``LOOK_AHEAD_BYTES_MAX`` ahead and returns at most ``LOOK_AHEAD_RECORDS_MAX``.
         """
         found: list[int] = []
-        parts = np.zeros(kernel.PARTS, np.int64)
         end = min(end, physical_offset + LOOK_AHEAD_BYTES_MAX)
         wanted = None
         at = physical_offset
         while at < end and len(found) < LOOK_AHEAD_RECORDS_MAX and (file := self._files.find(at)) is not None:
-            array, position = file.array(), at - file.start_offset
-            status = kernel.locate(array, position, len(array), at, parts)
-            if status == kernel.BLANK:
+            record = RecordAt(file, at)
+            if record.status == kernel.BLANK:
                 at = file.end_offset
                 continue
-            if status != kernel.DONE:
+            if not record.is_sound:
                 break
-            *queue, queue_offset = message_at(array, position, parts)
+            *queue, queue_offset = record.message
             if wanted is None:
                 wanted = queue
-            elif queue == wanted and not parts[kernel.R_SYS_FLAG] & SysFlag.TRANSACTION_PREPARED:
+            elif queue == wanted and not record.transaction & SysFlag.TRANSACTION_PREPARED:
                 found.append(queue_offset)
-            at += int(parts[kernel.R_SIZE])
+            at += record.size
         return found
 
 
@@ -461,7 +435,7 @@ class LostMessages:
         self,
         store: LoadedStore,
         evidence: UnitEvidence,
-        record_is_sound: RecordIsSound,
+        has_record_of: HasRecordOf,
         holes: Iterable[Hole],
         dispatched: int,
         end: int,
@@ -470,7 +444,7 @@ class LostMessages:
         self._commitlog = store.commitlog
         self._queues = store.queues
         self._state = store.state
-        self._record_is_sound = record_is_sound
+        self._has_record_of = has_record_of
         self._evidence = evidence
         self._holes = sorted(holes, key=lambda hole: hole.begin)
         self._dispatched = dispatched
@@ -545,8 +519,7 @@ class LostMessages:
                 continue
             if any(hole.begin <= physical_offset < hole.end for hole in self._holes):
                 continue
-            place = (physical_offset, size, queue.topic.encode(), queue.queue_id, queue_offset)
-            if not self._record_is_sound(*place):
+            if not self._has_record_of(queue, (queue_offset, physical_offset, size)):
                 return False
         return True
 
@@ -555,7 +528,7 @@ class LostMessages:
         spans: dict[tuple[str, int], tuple[int, int]] = {}
         # Records with an impossible topic or queue offset are ignored here: they are contained later, when they are
         # compared or dispatched.
-        for derived in derive(self._store, begin, end, []):
+        for derived in self._store.derive(begin, end, []):
             for queue, first, units in derived.runs:
                 name = queue.topic, queue.queue_id
                 behind = first + len(units) // UNIT_BYTES
