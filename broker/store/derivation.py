@@ -16,6 +16,7 @@ from ...protocol.storage.layout import RECORD, UNIT_BYTES, SysFlag
 from ..kernels import dispatch as kernel
 
 if TYPE_CHECKING:
+    from .files.checksummed import ChecksummedRanges
     from .files.mapped_file import MappedFile
     from .queues import ConsumeQueue, ConsumeQueueTable
 
@@ -142,6 +143,30 @@ class RecordAt:
         """Return whether a blank of at most ``longest`` bytes is there instead, up to the end of the file."""
         left = len(self._array) - self._position
         return self.status == kernel.BLANK and ends_file(self._array, self._position) and left <= longest
+
+
+class LogScan:
+    """A check of records in the order of the log, bodies included, by the kernel ``scan``.
+
+    ``checksummed``: where each record must have a checksum over the whole record.
+    """
+
+    def __init__(self, checksummed: ChecksummedRanges) -> None:
+        self._checksummed = checksummed
+        self._state = np.zeros(kernel.STATE, np.int64)
+        self.counts = memoryview(self._state.data)
+        """The kernel's state: the number of checked records, and the store time of the last one."""
+        self.parts = np.zeros(kernel.PARTS, np.int64)
+        """The parts of the last record."""
+
+    def step(self, array: np.ndarray, begin: int, end: int, file_base: int) -> tuple[int, int]:
+        """Check the records in physical offsets ``[begin, end)`` of a file; return (why it stopped, position in it).
+
+        ``DONE`` is also returned before ``end``, where another rule for checksums begins.
+        """
+        self.counts[kernel.S_CHECKSUMMED], border = self._checksummed.at(begin)
+        stop = min(end, border) - file_base
+        return kernel.scan(array, begin - file_base, stop, file_base, self.parts, self._state)
 
 
 def ends_file(array: np.ndarray, position: int) -> bool:

@@ -51,7 +51,7 @@ from ...protocol.store_files import (
 )
 from ..kernels import dispatch as kernel
 from ..kernels import search
-from ..store.derivation import ends_file
+from ..store.derivation import LogScan, ends_file
 from ..store.errors import CorruptFile, StoreLocked
 from ..store.files.checksummed import ChecksummedRanges
 from ..store.files.file_system import Files, make_durable_folder, open_file, replace_file
@@ -922,17 +922,15 @@ class _Verification:
         finally:
             # The map has a descriptor of its own.
             files.close(fd)
-        parts, state = np.zeros(kernel.PARTS, np.int64), np.zeros(kernel.STATE, np.int64)
+        scan = LogScan(self._checksummed)
         at = 0
         while at < size:
-            state[kernel.S_CHECKSUMMED], border = self._checksummed.at(base + at)
-            stop = min(at + SCAN_STEP_BYTES, size, border - base)
-            status, at = kernel.scan(array, at, stop, base, parts, state)
+            status, at = scan.step(array, base + at, base + min(at + SCAN_STEP_BYTES, size), base)
             if status == kernel.DONE:
                 continue
             if status == kernel.BLANK and ends_file(array, at):
                 break
-            found = int(search.next_record(array, at + 1, size, base, parts))
+            found = int(search.next_record(array, at + 1, size, base, scan.parts))
             name = "a blank record that does not end its file" if status == kernel.BLANK else kernel.BAD_NAMES[status]
             self.findings.add(
                 "backup-record",
@@ -943,7 +941,7 @@ class _Verification:
             )
             at = found
         with self._counting:
-            self.records += int(state[kernel.S_RECORDS])
+            self.records += scan.counts[kernel.S_RECORDS]
 
 
 def backup_as_json(verified: VerifiedBackup, folder: Path) -> Iterator[str]:

@@ -27,7 +27,7 @@ from ..kernels import search
 from ..kernels.dispatch import Q_DELETED_BELOW
 from ..store.check import points_at_own_record
 from ..store.damage import Quarantine
-from ..store.derivation import RecordAt
+from ..store.derivation import LogScan, RecordAt
 from ..store.errors import CorruptFile, StoreLocked
 from ..store.files.file_system import ZERO_CHUNK, Files, is_plain_file, open_file
 from ..store.files.mapped_file import MappedFile
@@ -407,13 +407,10 @@ def _proven_by_queues(store: OfflineStore) -> int:
 
 def _first_bad(store: OfflineStore, begin: int) -> int:
     """Return the first place without a sound record, starting at ``begin``, a record boundary."""
-    state, parts = np.zeros(kernel.STATE, np.int64), np.zeros(kernel.PARTS, np.int64)
+    scan = LogScan(store.state.checksummed)
     at = begin
     while (file := store.find(at)) is not None:
-        # Records must have a checksum over all of them on one side of a border, and need none on the other.
-        state[kernel.S_CHECKSUMMED], border = store.state.checksummed.at(at)
-        stop = min(file.size, border - file.start_offset)
-        status, position = kernel.scan(file.array(), at - file.start_offset, stop, file.start_offset, parts, state)
+        status, position = scan.step(file.array(), at, file.end_offset, file.start_offset)
         at = file.end_offset if status == kernel.BLANK else file.start_offset + position
         if status not in (kernel.BLANK, kernel.DONE):
             break

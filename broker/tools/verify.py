@@ -150,24 +150,9 @@ def check_log_is_whole(store: OfflineStore) -> None:
     mark, size = store.checkpoint.mark, store.settings.commitlog_file_bytes
     if mark is None:
         return
-    folder = store.path / "commitlog"
     log_end = store.log_files[-1].start_offset + size if store.log_files else 0
-    if mark.flushed_offset > log_end:
-        store.findings.add(
-            "missing-file",
-            folder / file_name(log_end),
-            f"the log ends at {log_end:,}, but {mark.flushed_offset:,} bytes were flushed",
-            physical_offset=log_end,
-        )
-    begin = mark.log_begins_at_most(store.state.snapshot.log_start)
-    if store.log_files and store.log_start > begin:
-        begin -= begin % size
-        store.findings.add(
-            "missing-file",
-            folder / file_name(begin),
-            f"the log now begins at {store.log_start:,}",
-            physical_offset=begin,
-        )
+    for at, why in mark.missing_ends(store.log_start, log_end, store.state.snapshot.log_start, size):
+        store.findings.add("missing-file", store.path / "commitlog" / file_name(at), why, physical_offset=at)
 
 
 def check_checkpoint(store: OfflineStore, end: LogEnd) -> None:

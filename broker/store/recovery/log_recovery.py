@@ -27,7 +27,7 @@ from ....protocol.store_files import file_name
 from ...kernels import dispatch as kernel
 from ..check import points_at_own_record, record_of_size
 from ..damage import LostRange
-from ..derivation import RecordAt, ends_file
+from ..derivation import LogScan, RecordAt, ends_file
 from ..dispatch import GAP_MAX
 from ..errors import CorruptLog
 from ..files.file_system import zero
@@ -132,18 +132,11 @@ class LogRecovery:
         mark, files = self.mark, self._files
         if mark is None:
             return
-        if mark.flushed_offset > files.end_offset:
+        for at, why in mark.missing_ends(files.start_offset, files.end_offset, self._log_start, files.file_bytes):
+            on_purpose = f", or, if it was removed on purpose, remove {self._checkpoint.path} too"
             raise CorruptLog(
-                f"{files.folder / file_name(files.end_offset)} is missing: the log ends at {files.end_offset:,}, but "
-                f"{mark.flushed_offset:,} bytes were flushed. Restore it from a backup; nothing was changed"
-            )
-        begin = mark.log_begins_at_most(self._log_start)
-        if files.start_offset > begin:
-            begin -= begin % files.file_bytes
-            raise CorruptLog(
-                f"{files.folder / file_name(begin)} is missing: the log now begins at {files.start_offset:,}. Restore "
-                f"it from a backup, or, if it was removed on purpose, remove {self._checkpoint.path} too. Nothing was "
-                "changed"
+                f"{files.folder / file_name(at)} is missing: {why}. Restore it from a backup"
+                f"{on_purpose if at < files.start_offset else ''}. Nothing was changed"
             )
 
     def _check_heads(self, heads: list[FileHead]) -> None:
@@ -230,7 +223,8 @@ class LogRecovery:
 
     def _scan(self, begin: int, heads: list[FileHead]) -> int:
         """Check every record from ``begin`` on and note the holes; returns the offset at which the log ends."""
-        state, parts = np.zeros(kernel.STATE, np.int64), np.zeros(kernel.PARTS, np.int64)
+        scan = LogScan(self._checksummed)
+        parts = scan.parts
         flushed = self.mark.flushed_offset if self.mark else 0
         total = max(flushed, self._files.files[-1].start_offset) - begin
         at = begin
@@ -240,11 +234,8 @@ class LogRecovery:
                 # ``_lost_its_tail`` must only judge a record that directly precedes.
                 parts[kernel.R_SIZE] = 0
                 continue
-            position = at - file.start_offset
-            state[kernel.S_CHECKSUMMED], border = self._checksummed.at(at)
-            border = min(border, self._next_passed_over(at))
-            stop = min(position + SCAN_STEP_BYTES, file.size, border - file.start_offset)
-            status, position = kernel.scan(file.array(), position, stop, file.start_offset, parts, state)
+            stop = min(at + SCAN_STEP_BYTES, file.end_offset, self._next_passed_over(at))
+            status, position = scan.step(file.array(), at, stop, file.start_offset)
             at = file.start_offset + position
             self._progress("checking the log", at - begin, max(total, at - begin))
             if status == kernel.DONE:
@@ -257,7 +248,7 @@ class LogRecovery:
                 position -= int(parts[kernel.R_SIZE])
                 at = file.start_offset + position
                 status = kernel.BAD_PARTS
-                state[kernel.S_RECORDS] -= 1
+                scan.counts[kernel.S_RECORDS] -= 1
             if status == kernel.BLANK and not ends_file(file.array(), position):
                 status = kernel.BAD_LENGTH  # the file continues after it, so it is not the blank of this file
             if status == kernel.BLANK:
@@ -268,10 +259,10 @@ class LogRecovery:
             if not self._is_hole(at, heads):
                 file.release()
                 break
-            at = self._note_hole(file, at, int(status), int(state[kernel.S_LAST_STORE_MS]))
+            at = self._note_hole(file, at, int(status), scan.counts[kernel.S_LAST_STORE_MS])
             parts[kernel.R_SIZE] = 0
-        self.messages_checked = int(state[kernel.S_RECORDS])
-        self.last_store_ms = int(state[kernel.S_LAST_STORE_MS])
+        self.messages_checked = scan.counts[kernel.S_RECORDS]
+        self.last_store_ms = scan.counts[kernel.S_LAST_STORE_MS]
         return at
 
     def _next_passed_over(self, physical_offset: int) -> int:
