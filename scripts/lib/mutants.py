@@ -88,7 +88,6 @@ PARTS = {
             "tests/property/test_kernel_dispatch_property.py",
             "tests/property/test_kernel_index_property.py",
             "tests/property/test_browse_pages.py",
-            "tests/fault/test_consumequeue_damage.py",
             "tests/fault/test_derived_damage.py",
             "tests/fault/test_lying_records.py",
             "tests/fault/test_rebuild.py",

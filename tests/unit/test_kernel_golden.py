@@ -14,8 +14,8 @@ from flintmq.protocol.storage.arrays.jit import INTERPRETED
 from flintmq.protocol.storage.layout import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, UNIT_BYTES
 from tests.store_tools import ROCKETMQ_ARCHIVE
 from tests.twins.arrays import fenced
-from tests.twins.dispatch_call import Answer, Table, Work, dispatch
-from tests.twins.index_call import key_array
+from tests.twins.dispatch import Answer, Table, Work, dispatch
+from tests.twins.index import key_array
 from tests.twins.log import Queue, QueueName, Queues
 
 INDEX_SLOTS = 5_000_000
