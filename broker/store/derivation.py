@@ -136,7 +136,6 @@ class RecordAt:
 
     @property
     def blob(self) -> bytes:
-        """Its bytes."""
         return self._array[self._position : self._position + self.size].tobytes()
 
     def is_blank(self, longest: int = 1 << 62) -> bool:

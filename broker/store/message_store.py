@@ -257,7 +257,6 @@ class MessageStore:
 
     @property
     def clock(self) -> StoreClock:
-        """The store's clock."""
         return self.commitlog.clock
 
     @property

@@ -346,8 +346,6 @@ def _target(folder: Path) -> Iterator[None]:
 
 
 class _Backup:
-    """One run of a backup."""
-
     def __init__(self, store: Path, folder: Path, progress: Progress) -> None:
         self._store = store
         self._folder = folder
@@ -945,7 +943,6 @@ class _Verification:
 
 
 def backup_as_json(verified: VerifiedBackup, folder: Path) -> Iterator[str]:
-    """Yield JSON lines for a backup."""
     manifest = verified.manifest
     yield from findings_json(verified.findings)
     yield to_json(
@@ -969,7 +966,6 @@ def backup_as_json(verified: VerifiedBackup, folder: Path) -> Iterator[str]:
 
 
 def backup_as_text(verified: VerifiedBackup, folder: Path, shown: int) -> Iterator[str]:
-    """Yield the text report of a backup."""
     manifest = verified.manifest
     beside = "beside a running broker" if manifest.running else "of a stopped store"
     files = f"{len(manifest.log):,} file{'s' * (len(manifest.log) != 1)}"

@@ -50,7 +50,6 @@ class ReadOnlyFiles(Files):
     """Opens files read-only and maps them privately: writes of a kernel to such a map stay in this process."""
 
     def open(self, path: Path, *, create: bool = False) -> int:
-        """Open a file for reading."""
         assert not create, f"{path} would be created by a tool that only reads"
         return open_file(path, os.O_RDONLY | os.O_CLOEXEC)
 

@@ -221,7 +221,6 @@ class Disk:
     switch: Path
 
     def fail(self, error: str) -> None:
-        """Fail from now on."""
         self.switch.write_text(error)
 
     def resume(self) -> None:

@@ -115,12 +115,10 @@ class Work:
 
 
 def rows_of(array: Fenced, count: int, width: int) -> list[tuple[int, ...]]:
-    """Return the first ``count`` rows."""
     return [tuple(row) for row in np.asarray(array.array)[: count * width].reshape(-1, width).tolist()]
 
 
 def keys_in(array: Fenced, count: int) -> list[tuple[int, int, int]]:
-    """Return the first ``count`` keys."""
     return [(key_hash, offset, ms) for key_hash, offset, ms in rows_of(array, count, kernel.KEY_ROW)]
 
 
@@ -244,7 +242,6 @@ class Examination:
         self._other: dict[QueueName, int] = {}
 
     def examine(self, log: bytes, at: int, end: int, file_base: int) -> Examined:
-        """Examine one range."""
         result = Examined(at=at)
         open_runs: dict[QueueName, Run] = {}
         while result.at < end:

@@ -24,17 +24,14 @@ SECONDS_MAX = 2**31 - 1
 
 
 def slot_at(slot: int) -> int:
-    """Return the position of a slot."""
     return INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * slot
 
 
 def entry_at(slots: int, number: int) -> int:
-    """Return the position of an entry."""
     return slot_at(slots) + INDEX_ENTRY_BYTES * number
 
 
 def file_bytes(slots: int, entries: int) -> int:
-    """Return the size of a file."""
     return entry_at(slots, entries)
 
 
@@ -112,7 +109,6 @@ def key_array(keys: list[Key], sentinel: int = 0xA5) -> Fenced:
 
 
 def put(file: Fenced, twin: Index, keys: list[Key], first: int = 0, sentinel: int = 0xA5) -> int:
-    """Put the keys from ``first`` on."""
     array = key_array(keys, sentinel)
     done = index.put(file.array, twin.slots, twin.entries, array.array, first, len(keys))
     assert array.intact

@@ -198,7 +198,6 @@ class StoreCheckpoint:
         self._files.write(self._fd, blob, 0)
 
     def close(self) -> None:
-        """Close the file."""
         if self._fd >= 0:
             self._files.close(self._fd)
             self._fd = -1
