@@ -75,7 +75,6 @@ PARTS = {
             "tests/fault/test_quarantine.py",
             "tests/fault/test_containment*.py",
             "tests/fault/test_interrupted*.py",
-            "tests/fault/test_kill9.py",
             "tests/fault/test_power_cut.py",
         ),
     ),
@@ -93,7 +92,6 @@ PARTS = {
             "tests/fault/test_rebuild.py",
             "tests/fault/test_disk_full.py",
             "tests/fault/test_interrupted*.py",
-            "tests/fault/test_kill9.py",
         ),
     ),
     "delivery": Part(
