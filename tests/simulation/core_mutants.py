@@ -162,10 +162,7 @@ GONE_WHEN_IT_IS_BACK = CoreMutant(
     "not (member == self._suspect and not follower.streaming)",
 )
 GONE_WHILE_IT_STREAMS = CoreMutant(
-    "gone_while_it_streams",
-    "stream",
-    "(member == self._suspect and not follower.streaming)",
-    "member == self._suspect",
+    "gone_while_it_streams", "stream", "(member == self._suspect and not follower.streaming)", "member == self._suspect"
 )
 GONE_AT_ONCE = CoreMutant(
     "gone_at_once", "stream", "(member == self._suspect and not follower.streaming)", "not follower.streaming"

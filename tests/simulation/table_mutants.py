@@ -82,9 +82,7 @@ CONFIRM_WHAT_IS_SENT = _member(
     "                self._sent.append((self.versions, version.first, version.since))\n",
     "",
 )
-CONFIRM_WHAT_WAITS = _member(
-    "confirm_what_waits", "links", ", *((each.first, each.since) for each in waiting)]", "]"
-)
+CONFIRM_WHAT_WAITS = _member("confirm_what_waits", "links", ", *((each.first, each.since) for each in waiting)]", "]")
 REPORT_WHAT_IS_BEING_WRITTEN = _member(
     "report_what_is_being_written",
     "tables",
