@@ -217,7 +217,8 @@ def _settings(config: Path | None, assignments: tuple[str, ...], flags: dict[str
 
 
 def _check_loopback(name: str, listen: str) -> None:
-    from ..addresses import is_loopback, parse_address
+    from ...protocol.names import is_loopback
+    from ..addresses import parse_address
 
     if not is_loopback(parse_address(listen)[0]):
         raise ConfigurationError(

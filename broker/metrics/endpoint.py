@@ -62,7 +62,6 @@ class MetricsEndpoint:
         """Host and port that it listens on; None if it does not listen."""
 
     async def open(self, sockets: list[socket.socket]) -> None:
-        """Serve on listening sockets."""
         if sockets:
             host, port = sockets[0].getsockname()[:2]
             self.address = (host, port)
