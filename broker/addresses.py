@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 
 from ..protocol.commands import DEFAULT_PORT
 
@@ -45,6 +46,15 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int
 def format_address(host: str, port: int) -> str:
     """Return ``HOST:PORT``, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether every address that ``host`` resolves to is reachable only from this machine."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False  # a name that cannot be resolved now may turn out not to be loopback
+    return all(ipaddress.ip_address(str(address[4][0]).partition("%")[0]).is_loopback for address in found)
 
 
 def unmapped(host: str) -> str:

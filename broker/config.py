@@ -14,9 +14,8 @@ from pydantic_core import PydanticCustomError
 
 from ..protocol.commands import DEFAULT_PORT, QUEUES_MAX
 from ..protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
-from ..protocol.names import is_loopback
 from ..protocol.storage.layout import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, UNIT_BYTES
-from .addresses import parse_address
+from .addresses import is_loopback, parse_address
 from .store.settings import MIB, StoreSettings
 
 METRICS_OFF = "off"

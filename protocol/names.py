@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import socket
 from collections.abc import Iterable
 
 from .errors import InvalidParameter, NoPermission
@@ -136,15 +135,6 @@ def network_of(host: str) -> str:
             return str(ipaddress.ip_network((int(address), IPV6_PREFIX), strict=False))
         address = address.ipv4_mapped
     return str(address)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether every address that ``host`` resolves to is reachable only from this machine."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return False  # a name that cannot be resolved now may turn out not to be loopback
-    return all(ipaddress.ip_address(str(address[4][0]).partition("%")[0]).is_loopback for address in found)
 
 
 class AllowedHosts:

@@ -217,8 +217,7 @@ def _settings(config: Path | None, assignments: tuple[str, ...], flags: dict[str
 
 
 def _check_loopback(name: str, listen: str) -> None:
-    from ...protocol.names import is_loopback
-    from ..addresses import parse_address
+    from ..addresses import is_loopback, parse_address
 
     if not is_loopback(parse_address(listen)[0]):
         raise ConfigurationError(

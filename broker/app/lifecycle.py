@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...protocol.errors import BrokerError, ConfigurationError
-from ...protocol.names import is_loopback
 from ...protocol.storage.delivery import PREPARED_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from ...protocol.storage.record import encode_host
-from ..addresses import format_address, parse_address, unmapped
+from ..addresses import format_address, is_loopback, parse_address, unmapped
 from ..background.flush import GroupCommitService, flush_service
 from ..background.held_pulls import PullRequestHoldService
 from ..background.loop_work import StepScheduler

@@ -37,7 +37,6 @@ from ..delivery.old_retries import OldRetries, is_alone
 from ..delivery.pop.service import ALL_QUEUES, WaitEnd
 from ..delivery.pop.table import QueueKey, Take
 from ..delivery.redelivery import NOT_COUNTED
-from ..delivery.topic_changes import check_has_messages, check_readable
 from ..filters import compile_filter
 from ..store import CorruptLog, DamagedRecord, PullResult, PullSelection, WouldBlock
 from .groups import STARTS
@@ -125,7 +124,7 @@ def check_may_pop(request: Request, broker: Broker, group: str, topic: str) -> N
     if (access := request.peer.access) is not None:
         access.check(Need((CONSUME,), TOPIC, topic))
         access.check(Need((CONSUME,), GROUP, group))
-    check_readable(broker.store.topics, topic)
+    broker.store.topics.check_readable(topic)
     if not broker.store.groups.may_consume(group):
         raise NoPermission(f"group {group} is disabled; to enable it, set its consumeEnable")
     broker.groups.clients.check_may_consume(group)
@@ -494,7 +493,7 @@ def pop_message(request: Request, broker: Broker, pops: PopService) -> None:
     if params.start not in STARTS:
         raise InvalidParameter(f"start must be first, last or time, not {params.start!r}")
     store, groups = broker.store, broker.groups
-    check_has_messages(store.topics, params.topic)
+    store.topics.check_has_messages(params.topic)
     if params.topic.startswith(RETRY_TOPIC_PREFIX):
         raise InvalidParameter(
             f"topic {params.topic} has messages to be delivered again; they come with those of the topic that they "

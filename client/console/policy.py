@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import secrets
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...protocol.errors import ConfigurationError
-from ...protocol.names import AllowedHosts, is_loopback
+from ...protocol.names import AllowedHosts
 from ..core.rpc.access import AccessOptions
 
 
@@ -70,6 +72,15 @@ class ConsoleOptions:
                 f"the broker {self.broker} has no users, so the console would give every visitor all rights; turn on "
                 "the broker's authentication, listen on 127.0.0.1 without --behind-proxy, or pass --insecure"
             )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether every address of ``host`` is reachable only from this machine."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False  # a name that cannot be resolved now may turn out not to be loopback
+    return all(ipaddress.ip_address(str(address[4][0]).partition("%")[0]).is_loopback for address in found)
 
 
 SAFE_METHODS = frozenset({"GET", "HEAD"})

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.addresses import parse_address
+from flintmq.broker.addresses import is_loopback, parse_address
 from flintmq.broker.config import FIELDS, Settings, valid_values
 from flintmq.broker.config_sources import FIXED, PACKAGED_FILE, load_settings
 from flintmq.broker.store.settings import StoreSettings
 from flintmq.protocol.errors import ConfigurationError
-from flintmq.protocol.names import is_loopback
 
 
 def load(
