@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from http import HTTPStatus
 
 from ...protocol.errors import ConfigurationError
-from ..background.service import Service
+from ..background.loop_work import Service
 from ..config import METRICS_OFF
 from ..net.server import bind
 from ..requests.broker import Broker
