@@ -121,7 +121,6 @@ class SetMembership:
         self._life.ended.set()
 
     def fatal(self, part: str, error: BaseException) -> None:
-        """End the process."""
         self._life.fatal(part, error)
 
     async def stop(self) -> None:

@@ -157,7 +157,9 @@ def test_leases_and_acknowledgements_of_a_work_queue_hold_at_the_next_primary(re
         for delivery in leased[1::2]:
             delivery.ack()
         one.commit()
-        admin.create_topic("another", queues=1)  # its answer says that all members in sync have every table as it is now
+        admin.create_topic(
+            "another", queues=1
+        )  # its answer says that all members in sync have every table as it is now
         replicas.kill(replicas.leader())
         assert bodies_of(acknowledge(two, 4)) == [b"6", b"7", b"8", b"9"]
         for delivery in leased[::2]:

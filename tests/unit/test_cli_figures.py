@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from flintmq.client.cli.bench_runs import LatencyHistogram
-from flintmq.client.cli.commands.check import CRITICAL, OK, UNKNOWN, WARNING, CheckFinding
-from flintmq.client.cli.top_screen import Rates, Sample, Screen, View, between
+from flintmq.client.cli.commands.bench import LatencyHistogram
+from flintmq.client.cli.commands.status import CRITICAL, OK, UNKNOWN, WARNING, CheckFinding
+from flintmq.client.cli.top_screen import Screen, View
 from flintmq.client.operator.condition import Condition, Lag
-from flintmq.client.operator.rates import Counters, broker_counters
+from flintmq.client.operator.rates import Counters, Rates, Sample, between, broker_counters
 from flintmq.protocol.display import show_bytes
 
 INFO: dict[str, Any] = {
