@@ -13,18 +13,8 @@ import pytest
 from flintmq.protocol.commands import HELLO, PRODUCE, PULL
 from flintmq.protocol.errors import BrokerError, FrameIllegal, SystemBusy
 from flintmq.protocol.frames import REQUEST, encode_frame
-from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker, rows
+from tests.conftest import BrokerFactory, ConnectionFactory, rows
 from tests.overload_tools import soon
-
-
-def test_a_frame_may_come_a_byte_at_a_time(
-    shared_broker: RunningBroker, connect: ConnectionFactory, topic: str
-) -> None:
-    connection = connect(shared_broker)
-    frame = encode_frame(REQUEST, PRODUCE.code, 77, {"topic": topic, "count": 1}, rows([b"slow", {}]))
-    for at in range(len(frame)):
-        connection.send_bytes(frame[at : at + 1])
-    assert connection.receive().request_id == 77
 
 
 def test_half_a_frame_is_closed_after_its_time(broker: BrokerFactory, connect: ConnectionFactory) -> None:
