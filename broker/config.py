@@ -141,10 +141,8 @@ class FlushSection(Section):
 
     policy: Annotated[Literal["sync", "async"], Lower] = "async" if _STORE_DEFAULTS.flush_policy == "async" else "sync"
     interval_ms: Integer = Field(default=_STORE_DEFAULTS.flush_interval_ms, ge=1, le=DAY_MS)
-    least_pages: Integer = Field(default=_STORE_DEFAULTS.flush_least_pages, ge=0, le=1_000_000)
     stall_ms: Integer = Field(default=_STORE_DEFAULTS.flush_stall_ms, ge=10, le=DAY_MS)
     sync_timeout_ms: Integer = Field(default=_STORE_DEFAULTS.flush_sync_timeout_ms, ge=10, le=DAY_MS)
-    checkpoint_interval_ms: Integer = Field(default=_STORE_DEFAULTS.checkpoint_interval_ms, ge=10, le=DAY_MS)
 
 
 class TopicsSection(Section):
@@ -192,9 +190,7 @@ class LimitsSection(Section):
     groups_max: Integer = Field(default=10_000, ge=1, le=10_000_000)
     subscription_bytes_max: Integer = Field(default=32 * MIB, ge=4096, le=2**40)
     committed_offsets_max: Integer = Field(default=200_000, ge=1, le=100_000_000)
-    half_frame_timeout_ms: Integer = Field(default=60_000, ge=10, le=DAY_MS)
     idle_timeout_ms: Integer = Field(default=120_000, ge=10, le=DAY_MS)
-    write_buffer_bytes_max: Integer = Field(default=4 * MIB, ge=4096, le=2**40)
     slow_reader_timeout_ms: Integer = Field(default=60_000, ge=10, le=DAY_MS)
     sequence_runs_max: Integer = Field(default=131_072, ge=2 * PRODUCER_RUNS_MAX, le=100_000_000)
     sequence_expiry_ms: Integer = Field(default=15 * 60_000, ge=1000, le=30 * DAY_MS)
@@ -213,7 +209,6 @@ class RetentionSection(Section):
     disk_clean_percent: Integer = Field(default=75, ge=1, le=100)
     disk_force_percent: Integer = Field(default=85, ge=1, le=100)
     disk_refuse_percent: Integer = Field(default=90, ge=1, le=100)
-    check_interval_ms: Integer = Field(default=1000, ge=10, le=DAY_MS)
 
 
 class TransactionsSection(Section):
@@ -250,7 +245,6 @@ class ReplicationSection(Section):
     tls_ca: OptionalPath = ""
     lease_ms: Integer = Field(default=5_000, ge=2_000, le=60_000, multiple_of=1_000)
     lag_max_ms: Integer = Field(default=5_000, ge=500, le=600_000)
-    quick_takeover: Switch = True
 
 
 class MetricsSection(Section):
@@ -295,10 +289,8 @@ class Settings(Section):
 
     def store_settings(self) -> StoreSettings:
         """Return the settings of the store: ``[store]`` except its path, and ``[flush]``."""
-        values = self.store.model_dump(exclude={"path"})
-        for name, value in self.flush.model_dump().items():
-            values[name if name.startswith("checkpoint_") else f"flush_{name}"] = value
-        return StoreSettings(**values)
+        flush = {f"flush_{name}": value for name, value in self.flush.model_dump().items()}
+        return StoreSettings(**self.store.model_dump(exclude={"path"}), **flush)
 
     def auto_create_topics(self) -> bool:
         """Return whether a message to an unknown topic creates the topic."""

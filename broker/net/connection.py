@@ -73,6 +73,8 @@ STOP_TURN = 16
 STOP_ENDING = 32
 """The connection is being closed; no more frames are accepted."""
 
+WRITE_BUFFER_BYTES_MAX = 4 * 1024 * 1024
+"""Responses that one client has not read; above it, the connection is not served until the client reads."""
 TURN_S = 0.001
 """Maximum duration of one connection's turn."""
 TURN_BYTES = 256 * 1024
@@ -141,7 +143,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take over the transport of the connected socket."""
         self.transport = self.responses.transport = cast(asyncio.Transport, transport)
-        self.transport.set_write_buffer_limits(high=self.broker.limits.write_buffer_bytes_max)
+        self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the buffer for the next bytes; never empty."""
@@ -196,7 +198,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Continue after the client has read its responses."""
         self.responses.paused = False
         if not self.transport.is_closing():
-            self.transport.set_write_buffer_limits(high=self.broker.limits.write_buffer_bytes_max)
+            self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
         self.unstop(STOP_WRITE)
         self.deferred.run_waiting()
 

@@ -31,7 +31,7 @@ def with_descriptors(count: int) -> tuple[str, str]:
 
 
 LIMITED = with_descriptors(DESCRIPTORS)
-SETTINGS = {"store.consumequeue_file_bytes": 20 * UNITS_A_FILE, "flush.checkpoint_interval_ms": 100}
+SETTINGS = {"store.consumequeue_file_bytes": 20 * UNITS_A_FILE, "background.services:CHECKPOINT_S": 0.1}
 
 
 def places() -> list[tuple[str, int]]:
