@@ -32,7 +32,6 @@ class InFlightBudget:
         too."""
 
     def limit(self, bytes_max: int, *, stalled: bool) -> None:
-        """Set the bounds. ``stalled``: whether the disk hangs."""
         self.bytes_max = -1 if stalled else bytes_max
         self.bytes_end = bytes_max + bytes_max // 8
 
@@ -113,7 +112,6 @@ class ReceiveBudget:
         self._give_on()
 
     def forget(self, receiver: Receiver) -> None:
-        """Remove a closed connection."""
         self._waiting.pop(receiver, None)
         self.done(receiver.parser)
 

@@ -377,7 +377,6 @@ class FlushRealTimeService(FlushService):
 
 
 def flush_service(store: MessageStore, post: Post, on_fatal: OnFatal) -> FlushService:
-    """Return the service for the store's flush policy."""
     kind = GroupCommitService if store.settings.flush_policy == "sync" else FlushRealTimeService
     return kind(store, post, on_fatal)
 
@@ -420,11 +419,9 @@ class DiskStall:
         """Start of the flush that has become a stall, or 0."""
 
     def start(self) -> None:
-        """Start watching."""
         self._timer = self._call_later(self._stall_s / LOOKS, self._look)
 
     def stop(self) -> None:
-        """Stop watching."""
         if self._timer is not None:
             self._timer.cancel()
 

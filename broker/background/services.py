@@ -468,7 +468,6 @@ class StoreStatsService(Service):
         """Pairs of (time, end of the log at that time) for the part of the log that a stage has not processed yet."""
 
     def do_once(self) -> bool:
-        """Take a sample."""
         store, now = self._store, self._clock()
         self.disk = self._look(store.path)
         written_bytes = store.write_offset + store.dispatcher.derived_bytes

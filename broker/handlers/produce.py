@@ -121,7 +121,6 @@ class Duplicate:
         return await self._request.in_reader(partial(self.places, hot=False))
 
     def answer(self, places: Places) -> None:
-        """Send the response."""
         request, before = self._request, self._before
         offsets = places.physical_offsets
         request_id = request.frame.request_id

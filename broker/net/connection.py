@@ -141,7 +141,6 @@ class ClientConnection(asyncio.BufferedProtocol):
     # ---- what the transport calls ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take over the transport of the connected socket."""
         self.transport = self.responses.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
 
@@ -150,7 +149,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         return _DISCARDED if self.lingering else self.parser.writable()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Handle the ``nbytes`` that arrived."""
         if self.lingering:
             return
         self.reads += 1
@@ -264,7 +262,6 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.half_since = self.broker.loop.time()
 
     def has_memory(self) -> None:
-        """Continue reading: the parser has memory again."""
         self.unstop(STOP_MEMORY)
 
     def handle(self, frame: Frame) -> None:
@@ -309,11 +306,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         return served
 
     def follow(self) -> None:
-        """Accept nothing but the reports of a follower from now on."""
         self.handlers = {REPORT_POSITION.code: self.handlers[REPORT_POSITION.code]}
 
     def greet(self, client: str) -> None:
-        """Accept the commands that are allowed after HELLO."""
         self.peer.client = client
         if self.broker.authenticator is None:
             self.handlers = HANDLERS if self.broker.member is None else HANDLERS_OF_MEMBERS
@@ -341,11 +336,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.turn_away(AuthenticationRequired(f"user {before.name!r} {change} after this connection authenticated"), 0)
 
     def suspend(self) -> None:
-        """Handle no more frames until ``proceed``."""
         self.stop(STOP_SUSPENDED)
 
     def proceed(self, frame: Frame, call: Callable[[], None]) -> None:
-        """Continue after ``suspend`` with ``call``, which must not raise."""
         self.stops &= ~STOP_SUSPENDED
         if self.peer.lost:
             return
@@ -445,11 +438,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.check_end()
 
     def finish(self) -> None:
-        """Answer all accepted requests, then close; called when the broker stops."""
         self._end()
 
     def abort(self) -> None:
-        """Close the connection immediately."""
         self.responses.closed = True
         self.transport.abort()
 

@@ -243,7 +243,6 @@ class Server:
         broker.close_connection = self._close
 
     def take_limits(self) -> None:
-        """Apply the broker's current limits."""
         limits = self._broker.limits
         self._descriptors_max = connections_possible()
         self._connections_max = min(limits.connections_max, self._descriptors_max)
@@ -321,7 +320,6 @@ class Server:
             connection.turn_away(error, 0)
 
     def cut(self) -> None:
-        """Close every connection immediately."""
         for connection in list(self._connections):
             connection.abort()
 

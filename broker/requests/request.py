@@ -337,7 +337,6 @@ class Request:
         audit(self.broker.audit, self.peer, command, target, before=before, after=after)
 
     def audit_refused(self, error: BrokerError) -> None:
-        """Record that the request was refused if its command is audited."""
         audit_refused(self.broker.audit, self.peer, self.frame, error)
 
     def attempt(self, call: Callable[[], None]) -> None:
