@@ -58,8 +58,7 @@ from ...protocol.fields import decode_fields
 from ...protocol.rows import pack_rows
 from ..addresses import parse_address
 from ..background.loop_work import called_back
-from ..config import FIELDS, valid_values, value_of
-from ..config_sources import changed_settings
+from ..config import FIELDS, changed_settings, valid_values, value_of
 from ..delivery.scheduled.worker import delayed_counts
 from ..replication.member.primary_link import hello_of, position_of
 from ..security.users import QUERY_BROKER

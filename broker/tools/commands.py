@@ -128,7 +128,7 @@ def promote(store: str | None, config: Path | None, assignments: tuple[str, ...]
 def _store(path: str | None, config: Path | None, assignments: tuple[str, ...]) -> MessageStore:
     from dataclasses import replace
 
-    from ..config_sources import load_settings
+    from ..config import load_settings
     from ..store import MessageStore
 
     flags = {} if path is None else {"store.path": path}
@@ -474,7 +474,7 @@ def plan_clean(store: Path, config: Path | None, assignments: tuple[str, ...], m
     """
     import time
 
-    from ..config_sources import load_settings
+    from ..config import load_settings
     from . import plan_clean as planning
 
     settings = load_settings(config=config, environment=os.environ, assignments=assignments, flags={})
@@ -563,7 +563,7 @@ def _with_settings(work: Callable[..., Any]) -> Callable[..., Any]:
 
 def _settings(config: Path | None, assignments: tuple[str, ...]) -> Settings:
     from ...protocol.errors import ConfigurationError
-    from ..config_sources import load_settings
+    from ..config import load_settings
 
     settings = load_settings(config=config, environment=os.environ, assignments=assignments, flags={})
     if not settings.replication.set:
