@@ -19,7 +19,7 @@ from ..core.rpc.session import Answer, Asked
 from ..core.rpc.timeouts import CONNECT_SECONDS_MAX
 from ..errors import ClientFailed
 from ..sync.connection import Connection, Waiter
-from ..sync.pool import Dialer
+from ..sync.rpc import Dialer
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from ...core import hooks
 from ...core.consume.batch import Batch, StoredMessage
 from ...core.rpc.timeouts import check_timeout, wait_seconds
 from ...errors import ClientClosed, ClientFailed, InvalidArgument, ListenerTimeout
-from ...sync.pool import Dialer
+from ...sync.rpc import Dialer
 from ..callables import is_coroutine_function
 from .assignments import WorkItem
 from .delivery import Delivery

@@ -18,7 +18,7 @@ from ...core.client_guard import Guard
 from ...core.consume.batch import Batch, StoredMessage
 from ...core.rpc.timeouts import check_timeout, wait_seconds
 from ...errors import ClientClosed, InvalidArgument, ListenerTimeout
-from ...sync.pool import Dialer
+from ...sync.rpc import Dialer
 from .delivery import Delivery
 from .group_client import Engine, MemberEngine
 from .shell import ConsumerShell, MemberShell, ReceiverShell, StopSignals, check_plain_listener, check_returned

@@ -16,7 +16,7 @@ from ....protocol.errors import FlintError, UnknownCommand
 from ...core.rpc.session import Asked
 from ...errors import ClientClosed, ClientFailed
 from ...sync.connection import Connection
-from ...sync.pool import Dialer
+from ...sync.rpc import Dialer
 from ..connection_thread import ConnectionThread
 from .assignments import Claim, WorkItem, claims_for
 from .membership import Membership

@@ -20,7 +20,7 @@ from ...core.rpc.address import parse_addresses
 from ...core.rpc.timeouts import wait_seconds
 from ...endpoint import ConnectionLog
 from ...errors import InvalidArgument, InvalidArgumentType, ListenerTimeout
-from ...sync.pool import Dialer
+from ...sync.rpc import Dialer
 from ..callables import is_coroutine_function, is_generator_function, name_of
 from .delivery import Deliveries, DeliverySource
 from .group_client import Engine, MemberEngine

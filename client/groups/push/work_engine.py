@@ -21,7 +21,7 @@ from ...core.rpc.operation import Request, backoff_seconds, is_retriable
 from ...core.rpc.session import Asked
 from ...errors import ClientFailed
 from ...sync.connection import Connection
-from ...sync.pool import Dialer
+from ...sync.rpc import Dialer
 from . import work_requests
 from .assignments import WorkItem
 from .group_client import Engine, MemberEngine, consumer_closed

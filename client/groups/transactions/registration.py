@@ -37,7 +37,7 @@ from ...core.rpc.session import Answer, Asked
 from ...core.rpc.timeouts import check_timeout
 from ...errors import ClientFailed, InvalidArgument, InvalidArgumentType
 from ...sync.connection import Connection
-from ...sync.pool import Dialer
+from ...sync.rpc import Dialer
 from ..callables import is_coroutine_function, is_generator_function, name_of
 from ..connection_thread import ConnectionThread
 from .decisions import Decisions, Outcome

@@ -17,7 +17,7 @@ from ...core.rpc.access import AccessOptions, access_for
 from ...core.rpc.address import parse_addresses
 from ...endpoint import ConnectionLog
 from ...message import Message
-from ...sync.pool import Dialer
+from ...sync.rpc import Dialer
 from . import registration
 from .decisions import Decisions, Outcome
 from .registration import Question, Questions, Registration
