@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from ...protocol.commands import PULL, PullRequest
 from ...protocol.fields import I64_MAX, encode_fields
-from ...protocol.frames import REQUEST, REQUEST_ID_MAX, Frame
-from ...protocol.produce_frame import (
+from ...protocol.frames import (
     BEFORE_BORN,
     BEFORE_FIRST,
     HEAD_END,
@@ -22,7 +21,10 @@ from ...protocol.produce_frame import (
     PRODUCE_BEGIN,
     PULL_BEGIN,
     PULL_END,
+    REQUEST,
+    REQUEST_ID_MAX,
     REQUEST_START,
+    Frame,
     ProduceHead,
     PullHead,
     encode_produce_answer,

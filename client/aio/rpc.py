@@ -28,11 +28,12 @@ T = TypeVar("T")
 # => from .pool import ConnectionPool
 # sync: access: ClientAccess, log: ConnectionLog, life: ClientRuntime
 # => access: ClientAccess, log: ConnectionLog
-# sync: self._life = life
-# =>
-# sync: access, self.log, self._life)
+# sync: self._access = access
+# sync: self.life = life
+# => self._access = access
+# sync: access, self.log, self.life)
 # => access, self.log)
-# sync: seconds, self._access, self._life)
+# sync: seconds, self._access, self.life)
 # => seconds, self._access)
 class Dialer:
     """Connects to the first of several addresses whose broker serves clients: in a replica set, to the primary, unless
@@ -45,12 +46,12 @@ class Dialer:
         self._given = addresses
         self.addresses = AddressBook(addresses)
         self._access = access
-        self._life = life
+        self.life = life
 
     def of_any_member(self) -> Dialer:
         """Return a dialer to the same addresses that accepts followers."""
         access = replace(self._access, read_from=READ_FROM_ANY)
-        return Dialer(self._given, access, self.log, self._life)
+        return Dialer(self._given, access, self.log, self.life)
 
     def mark_failed(self, address: Address, error: BaseException) -> None:
         """Mark an address whose connection failed, so that another address is tried first."""
@@ -66,7 +67,7 @@ class Dialer:
         while (attempt := self.addresses.next_attempt(failures, deadline - time.monotonic())) is not None:
             address, seconds = attempt
             try:
-                connection = await Connection.open(address, seconds, self._access, self._life)
+                connection = await Connection.open(address, seconds, self._access, self.life)
             except (ConnectionFailed, BrokerError) as error:
                 failures[address] = detached(error)
                 self.addresses.mark_failed(address, error, failures)

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ...protocol.errors import ConfigurationError
 from ...protocol.names import network_of
 from .app import Console, make_app
-from .options import ConsoleOptions
+from .policy import ConsoleOptions
 
 # ---- Connections of browsers: how long each may take, and which one is closed when there are too many.
 
@@ -63,7 +63,6 @@ class ConnectionLimit:
         self._open[connection] = None
 
     def remove(self, connection: Closable) -> None:
-        """Forget a connection that is closed."""
         self._open.pop(connection, None)
 
 
@@ -265,7 +264,6 @@ class _Server(uvicorn.Server):
         self._console = console
 
     def stop(self) -> None:
-        """Stop serving soon."""
         self._console.ending.set()
         self.should_exit = True
 
