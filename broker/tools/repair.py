@@ -105,14 +105,10 @@ def give_up(
     with OfflineStore(path, Findings(), index_slots=index_slots) as store:
         chosen, size = chosen_files(store, names), store.settings.commitlog_file_bytes
     # The reader's shared lock is gone by here; it would keep out this one, which is exclusive.
-    lock = StoreLock(files, path)
-    lock.take()
-    try:
+    with StoreLock(files, path).held():
         make_durable_folder(files, path / OWN_FOLDER)
         for each in chosen:
             files.close(create_whole(files, each, size, path / OWN_FOLDER / "new"))
-    finally:
-        lock.release()
     return chosen
 
 
@@ -123,14 +119,9 @@ def give_up(
 
 def restore_tables(path: Path, files: Files) -> list[Path]:
     """Rewrite each damaged file whose counterpart is sound; return the rewritten files. Raises ``StoreLocked``."""
-    lock = StoreLock(files, path)
-    lock.take()
-    try:
+    with StoreLock(files, path).held(), _users_locked(path):
         tables = [table for name in ("config", OWN_FOLDER) for table in sorted((path / name).glob("*.json"))]
-        with _users_locked(path):
-            return [restored for table in tables if (restored := _restore(path, table, files)) is not None]
-    finally:
-        lock.release()
+        return [restored for table in tables if (restored := _restore(path, table, files)) is not None]
 
 
 @contextmanager

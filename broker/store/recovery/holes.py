@@ -342,8 +342,7 @@ class HoleFiller:
         if not path.is_file():
             return True
         files = self._commitlog.os
-        fd = files.open(path)
-        try:
+        with files.opened(path) as fd:
             for at, blob in _pieces(each):
                 held, kept = bytearray(len(blob)), bytearray(len(blob))
                 self.read(at, memoryview(held))
@@ -352,8 +351,6 @@ class HoleFiller:
                 if not ((now == before) | (now == after)).all():
                     return False
             return True
-        finally:
-            files.close(fd)
 
     def _is_filled(self, file: MappedFile, each: QuarantinedRange) -> bool:
         """Return whether the range has its first tombstone, or no sound record: then the scan finds the new damage."""
