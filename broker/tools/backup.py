@@ -53,13 +53,12 @@ from ..kernels import dispatch as kernel
 from ..kernels import search
 from ..store.derivation import LogScan, ends_file
 from ..store.errors import CorruptFile, StoreLocked
-from ..store.files.checksummed import ChecksummedRanges
 from ..store.files.file_system import Files, make_durable_folder, open_file, replace_file
 from ..store.files.json_table import JOURNAL_SUFFIX, SHAPE_ERRORS
 from ..store.files.system_calls import usable_processors
 from ..store.message_store import OWN_FOLDER
 from ..store.tables.checkpoint import StoreCheckpoint
-from ..store.tables.store_state import StoreState
+from ..store.tables.store_state import ChecksummedRanges, StoreState
 from .findings import Findings
 from .log_verifier import THREADS_MAX
 from .log_verifier import Progress as BytesDone

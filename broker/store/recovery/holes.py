@@ -20,10 +20,10 @@ from ..queues import RECORD_BYTES_MAX, count_units, is_filling, read_units
 
 if TYPE_CHECKING:
     from ..damage import Quarantine, Tombstone
-    from ..files.checksummed import ChecksummedRanges
     from ..files.mapped_file import MappedFile
     from ..log.commitlog import CommitLog
     from ..queues import ConsumeQueue, ConsumeQueueTable
+    from ..tables.store_state import ChecksummedRanges
 
 
 # ---- Search for the end of damage in the CommitLog: the next record that is sound and in its place.
