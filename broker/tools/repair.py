@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
 from ...protocol.auth.users import USERS_FILE, choose_users
@@ -29,7 +28,7 @@ from .backup import write_new
 from .findings import KINDS, Findings
 from .offline import OfflineStore
 from .output import Progress
-from .verify import Verified, finding_line, verify
+from .verify import Verified, findings_by_kind, verify
 
 # ---- Accepting the loss of missing CommitLog files, so that a broker starts on the store again.
 #
@@ -243,13 +242,8 @@ def repair(
 
 def plan_lines(path: Path, found: Verified, shown: int) -> Iterator[str]:
     """Yield what a repair would do, by kind of finding, with ``shown`` examples of each."""
-    for kind, group in groupby(found.findings, key=lambda finding: finding.kind):
-        count = found.findings.counts[kind]
-        yield f"{KINDS[kind].title}: {count:,}"
-        for finding, _ in zip(group, range(shown), strict=False):
-            yield f"  {finding_line(finding, path)}"
-        if count > shown:
-            yield f"  … and {count - shown:,} more"
+    for kind, lines in findings_by_kind(found.findings, path, shown):
+        yield from lines
         by_hand = ACTIONS[kind] == BY_HAND
         yield f"  repair: {f'{BY_HAND}: {KINDS[kind].remedy}' if by_hand else ACTIONS[kind]}"
 
