@@ -40,7 +40,7 @@ from ..store import MessageStore, RecoveryReport
 
 if TYPE_CHECKING:
     from ..remoting.gateway import RemotingGateway
-    from ..replication.core.primary import Patience
+    from ..replication.core.stream import Patience
     from .set_membership import SetMembership
 
 log = logging.getLogger(__name__)
