@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.background.reput import ReputMessageService
+from flintmq.broker.background.services import ReputMessageService
 from flintmq.broker.store import MessageStore, StoreFailed, TopicConfig
 from flintmq.protocol.errors import ServiceNotAvailable
 from tests.store_tools import (
