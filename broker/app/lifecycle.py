@@ -29,8 +29,7 @@ from ..background.services import (
 from ..config import METRICS_OFF, SEQUENCE_RECOVERY_BYTES, Settings
 from ..delivery.staged import table_at_start
 from ..delivery.transactions.service import History
-from ..metrics.endpoint import MetricsEndpoint, listen_for_metrics
-from ..metrics.http import Hosts
+from ..metrics.endpoint import Hosts, MetricsEndpoint, listen_for_metrics
 from ..net.server import Listener, Server, bind
 from ..requests.broker import Broker, BrokerProcess, BrokerSecurity, StoreServices
 from ..security.audit import AuditLog
@@ -41,7 +40,7 @@ from ..store import MessageStore, RecoveryReport
 
 if TYPE_CHECKING:
     from ..remoting.gateway import RemotingGateway
-    from ..replication.core.primary import Patience
+    from ..replication.core.stream import Patience
     from .set_membership import SetMembership
 
 log = logging.getLogger(__name__)
@@ -349,7 +348,6 @@ class Lifecycle:
             self._server.turn_away(error)
 
     def fatal(self, part: str, error: BaseException) -> None:
-        """End the process."""
         self._fatal(part, error)
 
     def hurry(self) -> None:

@@ -60,7 +60,8 @@ from ..addresses import parse_address
 from ..background.loop_work import called_back
 from ..config import FIELDS, changed_settings, valid_values, value_of
 from ..delivery.scheduled.worker import delayed_counts
-from ..replication.member.primary_link import hello_of, position_of
+from ..replication.core.messages import Hello, PositionReport
+from ..replication.member.links import decode_epochs
 from ..security.users import QUERY_BROKER
 from ..store import WouldBlock
 
@@ -435,7 +436,8 @@ def replicate(request: Request, member: ReplicaMember | None, store: MessageStor
             f"store.commitlog_file_bytes of {params.member} is {params.file_bytes:,}, but {own_bytes:,} here: all "
             "members must have the same. Change the setting of a member whose store is empty"
         )
-    number = mine.accept(FollowerConnection(request), hello_of(params, request.frame.body))
+    hello = Hello(params.cluster_id, params.epoch, params.member, params.end, decode_epochs(request.frame.body))
+    number = mine.accept(FollowerConnection(request), hello)
     request.peer.follower = number
     request.source.follow()
     request.peer.when_lost(lambda: mine.follower_lost(number))
@@ -445,7 +447,8 @@ def report_position(request: Request, member: ReplicaMember | None) -> None:
     params = decode_fields(ReportPositionRequest, request.frame.fields)
     if not request.peer.follower:
         raise InvalidParameter("REPORT_POSITION must follow a REPLICATE on the same connection")
-    _required(member).reported(request.peer.follower, position_of(params), params.tables)
+    report = PositionReport(params.epoch, params.written, params.flushed, params.complete, params.stops)
+    _required(member).reported(request.peer.follower, report, params.tables)
 
 
 def get_replica_status(request: Request, member: ReplicaMember | None) -> None:
