@@ -18,7 +18,7 @@ import pytest
 
 from flintmq.client import Consumer, Message, Producer
 from flintmq.protocol.storage.arrays.kernel_caches import CACHE_VARIABLE
-from tests.cli_tools import PROGRAM
+from tests.cli_tools import PROGRAM, Cli
 from tests.conftest import BrokerFactory
 from tests.console_tools import console_process
 from tests.group_tools import until
@@ -58,9 +58,14 @@ def test_ctrl_c_ends_the_broker_and_the_console(tmp_path: Path) -> None:
         assert [message.body for message in consumer.iter("orders", until="latest")] == [b"hello"]
 
 
-def test_a_temporary_store_is_gone_at_the_end() -> None:
-    with dev() as (process, _, _, store):
+def test_the_commands_that_it_names_work_and_a_temporary_store_is_gone_at_the_end(tmp_path: Path) -> None:
+    with dev() as (process, _, _, store), Cli(tmp_path) as cli:
         assert store.is_dir()
+        assert process.stdout is not None
+        assert process.stdout.readline() == "\n"
+        send, tail = (process.stdout.readline().split("   ")[0].split() for _ in range(2))
+        assert cli.run(*send[1:]).code == 0
+        assert cli.run(*tail[1:], "--count", "1").lines == ["hello"]
         process.terminate()
         assert process.wait(60) == 0
     assert not store.exists()
