@@ -17,6 +17,7 @@ import httpx2
 import pytest
 
 from flintmq.client import Consumer, Message, Producer
+from flintmq.client.cli.failures import EXIT_USAGE
 from flintmq.protocol.storage.arrays.kernel_caches import CACHE_VARIABLE
 from tests.cli_tools import PROGRAM, Cli
 from tests.conftest import BrokerFactory
@@ -125,18 +126,11 @@ def test_a_killed_command_leaves_no_broker(tmp_path: Path) -> None:
         until(is_gone)
 
 
-def test_a_broker_that_cannot_start_is_the_end(broker: BrokerFactory) -> None:
-    running = broker()
-    done = subprocess.run(
-        [*PROGRAM, "dev", "--listen", running.address, "--console", "127.0.0.1:0"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "in use" in done.stderr
-    assert "the broker did not start" in done.stderr
+def test_a_broker_that_cannot_start_is_the_end(broker: BrokerFactory, tmp_path: Path) -> None:
+    done = Cli(tmp_path).spawn("dev", "--listen", broker().address, "--console", "127.0.0.1:0")
+    assert done.code == EXIT_USAGE
+    assert "in use" in done.err
+    assert "the broker did not start" in done.err
 
 
 @pytest.mark.parametrize(
@@ -150,19 +144,11 @@ def test_a_broker_that_cannot_start_is_the_end(broker: BrokerFactory) -> None:
     ],
 )
 def test_a_console_that_would_be_open_to_all_does_not_start(
-    broker: BrokerFactory, arguments: list[str], words: str
+    broker: BrokerFactory, arguments: list[str], words: str, tmp_path: Path
 ) -> None:
-    running = broker()
-    done = subprocess.run(
-        [*PROGRAM, "-b", running.address, "console", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert done.stdout == ""
+    done = Cli(tmp_path, broker().address).run("console", *arguments)
+    assert (done.code, done.out) == (EXIT_USAGE, "")
+    assert words in done.err
 
 
 def test_a_console_serves_https(broker: BrokerFactory, tmp_path: Path) -> None:
@@ -182,14 +168,8 @@ def test_a_console_serves_https(broker: BrokerFactory, tmp_path: Path) -> None:
         assert refused.status_code == 403
 
 
-def test_an_address_in_use_is_said(broker: BrokerFactory) -> None:
+def test_an_address_in_use_is_said(broker: BrokerFactory, tmp_path: Path) -> None:
     running = broker()
-    done = subprocess.run(
-        [*PROGRAM, "-b", running.address, "console", "--listen", running.address],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "cannot listen" in done.stderr
+    done = Cli(tmp_path, running.address).spawn("console", "--listen", running.address)
+    assert done.code == EXIT_USAGE
+    assert "cannot listen" in done.err
