@@ -245,7 +245,6 @@ class RegistryCalls:
         """Why the last read failed; empty if it did not."""
 
     def start(self) -> None:
-        """Watch the registry."""
         self._watch = self._spawn(self._follow())
 
     async def _follow(self) -> None:
@@ -442,7 +441,6 @@ class ReplicaMember:
         store.confirmed_offset = self._log.confirmed
 
     def start(self) -> None:
-        """Take part in the set."""
         self._store.set_refusal = self._not_primary
         self._flush.on_disk = self._flushed
         self._calls.start()
@@ -529,7 +527,6 @@ class ReplicaMember:
         return self.identity.not_enough(config.min_in_sync if config is not None else 0)
 
     def appended(self) -> None:
-        """Stream what was appended to the log."""
         self._log.end = self._store.write_offset
         if self._leads_at >= 0:
             self.replica.written(self._store.write_offset, now_s())
@@ -541,7 +538,6 @@ class ReplicaMember:
             self._sender.when_saved(call)
 
     def status(self) -> ReplicaStatus:
-        """Return the set as this member sees it."""
         replica, config, now = self.replica, self.replica.config, now_s()
         return ReplicaStatus(
             role=replica.role.value,
@@ -605,7 +601,6 @@ class ReplicaMember:
         return number
 
     def reported(self, number: int, report: PositionReport, tables: int) -> None:
-        """Take a follower's position."""
         link = self._links.get(number)
         if link is None:
             return
@@ -614,14 +609,12 @@ class ReplicaMember:
         self._input(self.replica.received, number, report)
 
     def follower_lost(self, number: int) -> None:
-        """Take the end of a follower's connection."""
         self._links.remove(number)
         self._input(self.replica.closed, number, False)
 
     # ---- the primary that this member follows ----
 
     def primary_connected(self, number: int) -> None:
-        """Note that the connection to the primary is open."""
         self._input(self.replica.connected, number)
 
     def primary_lost(self, number: int, refused: bool) -> None:
@@ -629,7 +622,6 @@ class ReplicaMember:
         self._input(self.replica.closed, number, refused)
 
     def primary_alive(self, number: int) -> None:
-        """Note that bytes of the primary have come."""
         self.replica.alive(number, now_s())
 
     def primary_said(self, number: int, message: Message, body: memoryview) -> None:
