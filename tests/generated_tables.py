@@ -302,10 +302,13 @@ def _metrics() -> str:
     return _table("metric | kind | labels | meaning", rows)
 
 
+_RESULTS = Path(codes.__file__).read_text(encoding="utf-8").partition("# ---- requests of clients ----")[2]
+REQUEST_NAMES = {int(code): name for name, code in re.findall(r"^([A-Z_0-9]+) = (\d+)$", _RESULTS, re.M)}
+"""Names of RocketMQ's requests by code: the results before them have the same numbers."""
+
+
 def _requests_of_rocketmq() -> str:
-    results = Path(codes.__file__).read_text(encoding="utf-8").partition("# ---- requests of clients ----")[2]
-    names = {int(code): name for name, code in re.findall(r"^([A-Z_0-9]+) = (\d+)$", results, re.M)}
-    served = {code: (names[code], "served") for code, _, _ in ROWS}
+    served = {code: (REQUEST_NAMES[code], "served") for code, _, _ in ROWS}
     refused = {code: (name, f"refused: {why}") for code, (name, why) in UNSUPPORTED.items()}
     rows = [(code, name, state) for code, (name, state) in sorted({**refused, **served}.items())]
     return _table("code | request | state", rows)

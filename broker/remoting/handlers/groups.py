@@ -23,7 +23,7 @@ from ....protocol.remoting.fastjson import ObjectMap, encode
 from ....protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 from ....protocol.storage.javahash import tags_code
 from ...addresses import format_address
-from ...delivery.groups.clients import BROADCASTING, CLUSTERING, MESSAGE_MODELS, ClientSubscription
+from ...delivery.groups.clients import BROADCASTING, CLUSTERING, MESSAGE_MODELS, ClientSubscription, live_members
 from ...delivery.pop.service import ALL_QUEUES
 from ...handlers.groups import HOT_QUEUES_MAX
 from ...handlers.offsets import sees_progress
@@ -463,7 +463,7 @@ async def clone_group_offset(
     live = gateway.consumers.groups.get(target)
     if live is not None and live.clients:
         raise GroupRunning(
-            f"group {target} has {len(live.clients)} live members; stop them first", members=len(live.clients)
+            f"group {target} has {live_members(len(live.clients))}; stop them first", members=len(live.clients)
         )
     if not all(sees_progress(request, source, name) for name in rows):
         raise NoPermission(
