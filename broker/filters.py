@@ -148,8 +148,6 @@ class Property:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number, its sign included."""
-
     value: int | float
     column: int
 
@@ -164,8 +162,6 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """TRUE or FALSE."""
-
     value: bool
     column: int
 
