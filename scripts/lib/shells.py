@@ -16,6 +16,7 @@ SHELLS = {
     "client/aio/admin.py": "client/sync/admin.py",
     "client/aio/consumer.py": "client/sync/consumer.py",
     "client/aio/producer.py": "client/sync/producer.py",
+    "client/groups/push/aio_members.py": "client/groups/push/members.py",
     "client/groups/transactions/aio_producer.py": "client/groups/transactions/producer.py",
 }
 ROOT = Path(__file__).resolve().parents[2]

@@ -176,7 +176,7 @@ def test_a_signal_ends_a_consumer_that_waits_for_its_broker(program: str, tmp_pa
     waiting = Program(program, "127.0.0.1:1", "t", tmp_path)
     until(lambda: "waiting for the broker" in waiting.stderr.read_text())
     waiting.signal(signal.SIGTERM)
-    assert waiting.end() == (0, "in order\n")
+    assert waiting.end() == (0, "in order\n"), waiting.stderr.read_text()
 
 
 def test_in_another_thread_it_runs_until_another_thread_closes_it(
