@@ -31,7 +31,7 @@ class MemberEngine(MemberConnection):
     """The engine of one member."""
 
     def __init__(self, options: Options, dialer: Dialer) -> None:
-        seconds = min(options.timeout_seconds, options.session_seconds)
+        seconds = min(options.timeout, options.session_timeout)
         super().__init__(f"group {options.group}", seconds, dialer)
         self.joined: Future[None] = Future()
         """Done when the broker has accepted the member, or when the engine ends."""

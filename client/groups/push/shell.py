@@ -59,7 +59,7 @@ class MemberShell(ABC):
 
     def _prepare(self, addresses: Addresses | None, access: ClientAccess) -> None:
         """Create the engine. ``_options`` must be set."""
-        self._timeout = self._options.timeout_seconds
+        self._timeout = self._options.timeout
         self._started = False
         connection_log = ConnectionLog(f"group {self.group}", logging.WARNING)
         life = ClientRuntime(type(self).__name__)

@@ -63,7 +63,7 @@ class WorkEngine(MemberEngine):
         self._leaving = False
         self._over = False
         self._look_at = 0.0
-        self._look_seconds = min(options.lease_ms / 1000 / LOOKS_A_LEASE, LOOK_SECONDS_MAX)
+        self._look_seconds = min(options.lease / LOOKS_A_LEASE, LOOK_SECONDS_MAX)
 
     # ---- its lifetime and control, for other threads
 
