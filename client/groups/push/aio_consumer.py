@@ -24,7 +24,7 @@ from .assignments import WorkItem
 from .group_client import Engine
 from .listeners import Workers, check_listener, check_returned, handle, record
 from .outcome import Failed, failed_with
-from .shell import ConsumerShell, StopSignals
+from .shell import WAIT_SECONDS_MAX, ConsumerShell, StopSignals
 
 MessageListener = Callable[[StoredMessage], Awaitable[object] | None]
 BatchListener = Callable[[Batch], Awaitable[object] | None]
@@ -244,4 +244,5 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener], Member):
 
 async def _first(*futures: asyncio.Future[Any]) -> None:
     """Return when one of the futures is done; cancelling the wait does not affect them."""
-    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+    while not any(future.done() for future in futures):
+        await asyncio.wait(futures, timeout=WAIT_SECONDS_MAX, return_when=asyncio.FIRST_COMPLETED)

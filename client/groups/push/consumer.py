@@ -18,8 +18,8 @@ from ...errors import ListenerTimeout
 from .group_client import Engine
 from .listeners import Workers, check_plain_listener, check_returned
 from .members import Member
-from .shell import ConsumerShell, StopSignals
-from .waits import WAIT_SECONDS_MAX, completed
+from .shell import WAIT_SECONDS_MAX, ConsumerShell, StopSignals
+from .waits import completed
 
 MessageListener = Callable[[StoredMessage], None]
 BatchListener = Callable[[Batch], None]

@@ -256,6 +256,9 @@ class ReceiverShell(MemberShell):
 # ---- Signals that close a consumer gracefully.
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+WAIT_SECONDS_MAX = 1.0
+"""Maximum wait of the main thread. A signal that comes just before it, or to another thread of the process, does not
+end it, and on Windows none does: Python handles a signal only between two waits."""
 
 
 class StopSignals:

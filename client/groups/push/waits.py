@@ -9,12 +9,11 @@ from typing import TypeVar
 
 from ...core.client_guard import Guard
 from .delivery import DeliverySource
+from .shell import WAIT_SECONDS_MAX
 
 T = TypeVar("T")
 
 Awaited = Future
-WAIT_SECONDS_MAX = 1.0
-"""Maximum wait: Windows handles a signal only between two waits."""
 
 
 class Life(Guard):
