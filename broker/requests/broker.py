@@ -18,8 +18,8 @@ from ..budgets import InFlightBudget, ReceiveBudget, SendBudget
 from ..config import PRODUCER_RUNS_MAX
 from ..delivery.deduplication import ProducerSequences
 from ..delivery.groups.admin import GroupAdmin
+from ..delivery.groups.clients import ProducerGroups
 from ..delivery.groups.coordinator import GroupChanges, GroupCoordinator, OffsetMover
-from ..delivery.groups.producer_groups import ProducerGroups
 from ..delivery.pop.service import PopService
 from ..delivery.redelivery import RetryService
 from ..delivery.scheduled.worker import Delays
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from ...protocol.commands import ConnectionInfo
     from ..background.flush import FlushService
     from ..background.held_pulls import PullRequestHoldService
-    from ..background.reput import ReputMessageService
-    from ..background.services import AllocateMappedFileService, StoreStatsService
+    from ..background.services import AllocateMappedFileService, ReputMessageService, StoreStatsService
     from ..config import Settings
     from ..replication.member.replica_member import ReplicaMember
     from ..security.audit import AuditLog

@@ -35,7 +35,7 @@ def test_the_families_are_those_of_the_catalog(
     scrape = Scrape(shared_broker)
     member.leave()
     shown = {family.name: family for family in scrape.families.values()}
-    # A broker of a replica set has more series: `test_replica_set_monitoring.py`.
+    # A broker of a replica set has more series: `test_replica_set.py`.
     of_a_single_broker = [metric for metric in METRICS if not metric.name.startswith("flintmq_replica_")]
     assert list(shown) == [metric.name.removesuffix("_total") for metric in of_a_single_broker]
     for metric in of_a_single_broker:
@@ -257,7 +257,11 @@ def test_a_broker_that_serves_is_well_and_ready(shared_broker: RunningBroker) ->
 def test_a_disk_that_is_too_full_shows_as_not_ready_and_still_well(
     broker: BrokerFactory, connect: ConnectionFactory
 ) -> None:
-    full = {"retention.disk_refuse_percent": 1, "retention.headroom_bytes": 2**60, "retention.check_interval_ms": 20}
+    full = {
+        "retention.disk_refuse_percent": 1,
+        "retention.headroom_bytes": 2**60,
+        "background.services:RETENTION_CHECK_S": 0.02,
+    }
     running = broker(settings=full)
     connection = connect(running)
     deadline = time.monotonic() + TIMEOUT_S

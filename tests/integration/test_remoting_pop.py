@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from flintmq.protocol.remoting import codes
-from tests.conftest import BrokerFactory
 from tests.pop_tools import (
     INVISIBLE_MS,
     ask,
@@ -19,7 +18,6 @@ from tests.pop_tools import (
     ordered,
     pop,
     produce,
-    pull,
     renewed,
     settle,
 )
@@ -68,20 +66,6 @@ def test_a_message_whose_time_is_over_comes_again_as_one_of_its_topic(
     assert pop(remote, topic, group, pollTime=-1).code == codes.POLLING_TIMEOUT
 
 
-def test_a_message_becomes_a_dead_letter_when_its_attempts_are_used_up(
-    gateway: RemotingBroker, remote: RemotingSocket, topic: str, group: str
-) -> None:
-    produce(remote, topic, "a")
-    deliveries = 0
-    while (answer := pop(remote, topic, group, invisibleTime=0, pollTime=1_000)).code == codes.SUCCESS:
-        (message,) = messages(answer, topic)
-        assert message.reconsume_times == deliveries
-        deliveries += 1
-    assert deliveries == 17, "16 retries"
-    (dead,) = pull(remote, f"%DLQ%{group}")
-    assert (dead.body, dead.property_map()["RETRY_TOPIC"]) == (b"a", topic)
-
-
 def test_a_renewal_gives_more_time_and_a_new_receipt(remote: RemotingSocket, topic: str, group: str) -> None:
     produce(remote, topic, "a")
     (message,) = messages(pop(remote, topic, group, invisibleTime=400), topic)
@@ -89,15 +73,6 @@ def test_a_renewal_gives_more_time_and_a_new_receipt(remote: RemotingSocket, top
     assert pop(remote, topic, group, pollTime=800).code == codes.POLLING_TIMEOUT
     assert settle(remote, message, group).code == codes.NO_MESSAGE
     assert settle(remote, renewed(message, answer), group).code == codes.SUCCESS
-
-
-def test_a_renewal_with_little_time_returns_the_message(remote: RemotingSocket, topic: str, group: str) -> None:
-    produce(remote, topic, "a")
-    (message,) = messages(pop(remote, topic, group), topic)
-    answer = settle(remote, message, group, codes.CHANGE_MESSAGE_INVISIBLETIME, invisibleTime=SHORT_MS)
-    assert answer.code == codes.SUCCESS
-    (again,) = messages(pop(remote, topic, group, pollTime=20_000), topic)
-    assert again.reconsume_times == 1
 
 
 def test_a_batch_acknowledges_by_bits(remote: RemotingSocket, topic: str, group: str) -> None:
@@ -313,60 +288,3 @@ def test_a_bad_receipt_settles_nothing(
     answer = settle(remote, message, group, request_code, **{"invisibleTime": 1_000, **fields})
     assert answer.code == code, answer.remark
     assert settle(remote, message, group).code == codes.SUCCESS
-
-
-# ---- progress that others set ----
-
-
-def test_an_operator_who_sets_the_offset_makes_receipts_void(remote: RemotingSocket, topic: str, group: str) -> None:
-    produce(remote, topic, *"abcdefghij")
-    old = messages(pop(remote, topic, group), topic)
-    remote.call(codes.UPDATE_CONSUMER_OFFSET, {"consumerGroup": group, "topic": topic, "queueId": 0, "commitOffset": 4})
-    assert bodies(pop(remote, topic, group), topic) == [*map(str.encode, "efghij")]
-    assert settle(remote, old[5], group).code == codes.NO_MESSAGE
-
-
-def test_a_pull_consumer_of_the_same_group_sees_what_is_not_acknowledged(
-    remote: RemotingSocket, topic: str, group: str
-) -> None:
-    produce(remote, topic, "a", "b")
-    first, _ = messages(pop(remote, topic, group), topic)
-    settle(remote, first, group)
-    assert [record.body for record in pull(remote, topic, committed(remote, topic, group))] == [b"b"]
-
-
-# ---- life of the broker ----
-
-
-@pytest.mark.parametrize("clean", [True, False])
-def test_a_restart_changes_nothing_about_what_is_in_flight(broker: BrokerFactory, clean: bool) -> None:
-    first = RemotingBroker(broker)
-    with first.connect() as remote:
-        produce(remote, "orders", *"abcdef")
-        popped = messages(pop(remote, "orders", "g"), "orders")
-        for each in popped:
-            if each.body in (b"a", b"c", b"f"):
-                assert settle(remote, each, "g").code == codes.SUCCESS
-    first.running.stop() if clean else first.running.kill()
-    again = RemotingBroker(broker, store=first.running.store)
-    with again.connect() as remote:
-        assert committed(remote, "orders", "g") == 1
-        assert pop(remote, "orders", "g").code == codes.POLLING_TIMEOUT
-        for each in popped:
-            is_open = each.body in (b"b", b"d", b"e")
-            assert settle(remote, each, "g").code == (codes.SUCCESS if is_open else codes.NO_MESSAGE)
-        assert committed(remote, "orders", "g") == 6
-
-
-def test_without_the_journal_a_restart_repeats_what_was_in_flight(broker: BrokerFactory) -> None:
-    first = RemotingBroker(broker)
-    with first.connect() as remote:
-        produce(remote, "orders", *"abcdef")
-        for each in messages(pop(remote, "orders", "g"), "orders"):
-            if each.body in (b"a", b"c", b"f"):
-                assert settle(remote, each, "g").code == codes.SUCCESS
-    first.running.stop()
-    (first.running.store / "flintmq" / "pop.json.journal").write_bytes(b"of a power cut")
-    again = RemotingBroker(broker, store=first.running.store)
-    with again.connect() as remote:
-        assert bodies(pop(remote, "orders", "g"), "orders") == [b"b", b"d", b"e"]

@@ -11,10 +11,8 @@ import pytest
 from flintmq.protocol.remoting import codes
 from flintmq.protocol.remoting.command import RemotingFrame
 from flintmq.protocol.storage.record import Record, parse_offset_id
-from tests.conftest import BrokerFactory, Brokers, ConnectionFactory
-from tests.metrics_tools import Scrape
+from tests.conftest import Brokers
 from tests.remoting_tools import RemotingBroker, RemotingSocket, decode_records
-from tests.transaction_tools import listed, wait_until
 
 KEY = "7F00000104D2A1B2C3D4"
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
@@ -84,15 +82,6 @@ def test_a_connection_closes_after_the_end_of_a_transaction_that_is_not_there(
         assert (refused.code, "there is no half message" in refused.remark) == (codes.SYSTEM_ERROR, True)
         remote.send_no_more()
         assert remote.is_closed()
-
-
-def test_a_half_message_that_is_rolled_back_is_not_delivered(remote: RemotingSocket, topic: str, group: str) -> None:
-    answer = send_half(remote, topic, group)
-    assert remote.call(codes.END_TRANSACTION, end_fields(answer, group, ROLLBACK)).code == codes.SUCCESS
-    late = remote.call(codes.END_TRANSACTION, end_fields(answer, group, COMMIT))
-    assert late.code == codes.SYSTEM_ERROR
-    assert "rolled back" in late.remark
-    assert remote.pull(topic, 1) == []
 
 
 def test_ends_may_be_one_way_and_repeated(remote: RemotingSocket, topic: str, group: str) -> None:
@@ -224,15 +213,6 @@ def test_the_broker_asks_a_producer_of_the_group_and_takes_its_decision(
         assert not other.requests
 
 
-def test_the_offsets_of_the_send_still_count_after_a_question(checking: RemotingBroker, topic: str, group: str) -> None:
-    with checking.connect() as remote:
-        remote.heart_beat("client", (group,))
-        answer = send_half(remote, topic, group)
-        _asked(remote)
-        assert remote.call(codes.END_TRANSACTION, end_fields(answer, group, COMMIT)).code == codes.SUCCESS
-        assert len(remote.pull(topic, 1, wait_ms=5_000)) == 1
-
-
 def test_a_parked_transaction_is_resumed_and_asked_about_again(
     checking: RemotingBroker, topic: str, group: str
 ) -> None:
@@ -268,21 +248,3 @@ def _parked(remote: RemotingSocket, key: str) -> Record:
             offset = record.queue_offset + 1
             if record.property_map()["UNIQ_KEY"] == key:
                 return record
-
-
-def test_a_producer_that_does_not_read_is_asked_no_more_until_it_does(
-    broker: BrokerFactory, connect: ConnectionFactory
-) -> None:
-    times = {"transactions.timeout_ms": 20, "transactions.check_interval_ms": 3_600_000}
-    checking = RemotingBroker(broker, {**times, "limits.write_buffer_bytes_max": 64 * 1024})
-    with checking.connect() as remote, checking.connect() as asleep:
-        asleep.heart_beat("asleep", ("payers",))
-        for number in range(60):
-            marks = {"TRAN_MSG": "true", "PGROUP": "payers", "UNIQ_KEY": f"{KEY}{number:012X}"}
-            answer = remote.produce("orders", b"x" * 256 * 1024, marks, a="payers", f=4, e=1)
-            assert answer.code == codes.SUCCESS, answer.remark
-        native = connect(checking.running)
-        wait_until(lambda: all(row["checks"] == 1 for row in listed(native)), native)
-        # The part in the system's buffers was sent; the rest waits in the log until the producer reads.
-        assert 0 < Scrape(checking.running)("flintmq_transaction_checks_total", result="asked") < 60
-        assert len({_asked(asleep)[0]["msgId"] for _ in range(60)}) == 60

@@ -12,7 +12,7 @@ from ....protocol.frames import REQUEST
 from ....protocol.names import check_client_group
 from ....protocol.remoting import codes
 from ....protocol.storage.layout import UNIT, UNIT_BYTES
-from ...delivery.groups.consumer_clients import ClientSubscription
+from ...delivery.groups.clients import ClientSubscription
 from ...handlers.groups import SUBSCRIPTION_CHARS_MAX
 from ...handlers.pull import SIZE_BYTES, PullContext, pull_records
 from ...handlers.queries import shown_to
@@ -20,7 +20,7 @@ from ...store import KeySearch, QueryResult, WouldBlock
 from ...store.read.queries import LATEST_MS, QUERY_PAGE_MAX
 from ..request import PullMoved, RemotingRequest, pull_fields
 from ..rules import sees
-from ..subscription import TAG, tags_and_filter
+from .clients import TAG, tags_and_filter
 from .groups import subscription_row
 from .topics import reply_json
 

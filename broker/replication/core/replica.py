@@ -6,14 +6,13 @@ from dataclasses import replace
 from enum import Enum
 
 from .configuration import Proposal, ProposalOutcome, RegistryState, SetConfig, last_epoch, without_deleted
-from .follower import Follower, FollowerStage
-from .log_state import LogState
 from .messages import (
     Action,
     Close,
     Hello,
     HoldLease,
     Lead,
+    LogState,
     Message,
     PositionReport,
     Propose,
@@ -25,8 +24,8 @@ from .messages import (
     StepDown,
     Stop,
 )
-from .primary import Patience, Primary
 from .rules import Limits, Rules
+from .stream import Follower, FollowerStage, Patience, Primary
 
 
 class Role(Enum):
@@ -266,7 +265,6 @@ class Replica:
     # ---- connections ----
 
     def connected(self, connection: int, now: float) -> None:
-        """Note that the connection to the primary is open."""
         if self._follower.is_current(connection):
             self._follower.connected(connection, now)
 
@@ -285,7 +283,6 @@ class Replica:
             self.primary.closed(connection)
 
     def received(self, connection: int, message: Message, now: float) -> None:
-        """Take a message of another member."""
         if self.role is Role.STOPPED:
             return
         match message:
@@ -477,7 +474,6 @@ class Replica:
         return f"the members are being changed to {wanted}; try again when `flintmq replica status` shows these"
 
     def has_members(self, members: frozenset[str]) -> bool:
-        """Return whether a change to these members is done."""
         return self.primary is not None and self.primary.config.members == members
 
     def stop(self, now: float) -> bool:

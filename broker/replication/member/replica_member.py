@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import ssl
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ....protocol.commands import TABLE_BYTES_MAX
-from ....protocol.errors import BrokerError, NotEnoughReplicas, NotPrimary, ReplicationRefused
+from ....protocol.commands import TABLE_BYTES_MAX, ReplicaStatusAnswer, SetMember
+from ....protocol.errors import BrokerError, ConfigurationError, NotEnoughReplicas, NotPrimary, ReplicationRefused
 from ...background.flush import FlushService
+from ...config import Settings
 from ...store import LogCopyRefused, MessageStore
 from ...store.tables.clock import elapsed_ns
 from ...store.tables.store_state import ReplicaRecord
 from ..core.configuration import Epoch, Proposal, ProposalOutcome
-from ..core.log_state import LogState
 from ..core.messages import (
     Action,
     Append,
@@ -32,6 +34,7 @@ from ..core.messages import (
     Hello,
     HoldLease,
     Lead,
+    LogState,
     Message,
     PositionReport,
     Propose,
@@ -44,13 +47,157 @@ from ..core.messages import (
     Stop,
     Welcome,
 )
-from ..core.primary import Patience
 from ..core.replica import Replica, Role
+from ..core.rules import Limits
+from ..core.stream import Patience
 from ..registry.interface import LeaseAnswer, Registry, RegistryError, RegistryView
-from .identity import MemberIdentity, MemberOwner, ReplicaStatus, member_rows
-from .primary_link import FollowedPrimary
-from .table_sender import AcceptedLinks, FollowerHandle, TableSender
+from .links import AcceptedLinks, FollowedPrimary, FollowerHandle, LinkAccess, TableSender
 from .tables import Table, TableCopy
+
+if TYPE_CHECKING:
+    from ..registry.etcd import EtcdRegistry
+
+
+BUSY_RETRY_MS = 100
+"""Time after which a client should ask again while there is no primary, or while it reaches too few members."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberIdentity:
+    """A member's set and id, and how it connects to the others."""
+
+    replica_set: str
+    member: str
+    access: LinkAccess
+    limits: Limits
+
+    def not_primary(self, leader: str, stop_reason: str) -> NotPrimary:
+        """Return the error for a request that only the primary answers. ``leader``: its address, empty if unknown."""
+        if stop_reason:
+            why = f", and takes no part in it: {stop_reason}"
+        else:
+            why = f"; that is at {leader}" if leader else "; it has none at the moment"
+        return NotPrimary(
+            f"{self.member} is not the primary of replica set {self.replica_set}{why}",
+            retry_after_ms=0 if leader else BUSY_RETRY_MS,
+            primary=leader,
+        )
+
+    def not_enough(self, needed: int) -> NotEnoughReplicas:
+        """Return the error for a message that could not be acknowledged."""
+        return NotEnoughReplicas(
+            f"the primary {self.member} of replica set {self.replica_set} reaches fewer than {needed} members, itself "
+            "included, so nothing can be acknowledged; nothing was written. Start the other members",
+            retry_after_ms=BUSY_RETRY_MS,
+        )
+
+
+def member_rows(replica: Replica, addresses: Mapping[str, str], now: float) -> list[SetMember]:
+    """Return what a member knows of each member of its set. ``now``: see ``Replica``."""
+    config, primary = replica.config, replica.primary
+    rows = []
+    for member in sorted(config.members) if config is not None else ():
+        connected, flushed, behind_s = primary.lag_of(member, now) if primary is not None else (False, -1, -1.0)
+        in_sync = config is not None and member in config.in_sync
+        rows.append(SetMember(member, addresses.get(member, ""), in_sync, connected, flushed, int(behind_s * 1000)))
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """A set as one member sees it. ``follows``: the stream of the primary runs here."""
+
+    answer: ReplicaStatusAnswer
+    rows: list[SetMember]
+    follows: bool
+
+    def standby_problem(self) -> str:
+        """Return why this member, which does not lead, could not take over; "" if it is in sync."""
+        seen = self.answer
+        why = f": {seen.reason}" if seen.reason else ""
+        if seen.role == Role.STOPPED.value:
+            return f"stopped{why}"
+        if not self.rows:
+            return f"{seen.role}: the registry has not answered yet{why}"
+        if seen.role != Role.FOLLOWER.value:
+            return f"{seen.role}: it begins to lead epoch {seen.epoch}"
+        if not self.follows:
+            return f"follower: it has no connection to the primary {seen.primary}{why}"
+        if not any(row.in_sync for row in self.rows if row.member == seen.member):
+            return f"follower: it is not in sync with the primary {seen.primary} yet{why}"
+        return ""
+
+
+class MemberOwner(Protocol):
+    """The broker around a member. All methods are called on the loop."""
+
+    def lead(self) -> None:
+        """Begin to serve clients: everything in the log is confirmed."""
+
+    def step_down(self, error: BrokerError) -> None:
+        """Serve no client any more, at once: every request that waits gets ``error``, and connections end."""
+
+    def reopen(self, reason: str) -> None:
+        """End this life: close the store, and open it again."""
+
+    def fatal(self, part: str, error: BaseException) -> None:
+        """End the process."""
+
+
+# ---- A member and its registry, as ``[replication]`` of the settings names them.
+
+
+def identity_of(settings: Settings) -> MemberIdentity:
+    """Return this broker's place in its set. Raises ``ConfigurationError`` if a certificate cannot be used."""
+    replication = settings.replication
+    access = LinkAccess(f"member {replication.member}", replication.user, replication.password_file, _tls_of(settings))
+    limits = Limits(lease_s=replication.lease_ms / 1000, lag_s=replication.lag_max_ms / 1000)
+    return MemberIdentity(replication.set, replication.member, access, limits)
+
+
+def _tls_of(settings: Settings) -> ssl.SSLContext | None:
+    """Return the TLS settings with which members connect to each other; None if they do not use TLS."""
+    security, ca = settings.security, settings.replication.tls_ca
+    if not security.tls_certificate:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=ca or None)
+        # The member's own certificate, for brokers that require one of every client.
+        context.load_cert_chain(security.tls_certificate, security.tls_key)
+    except OSError as error:
+        raise ConfigurationError(
+            f"replication.tls_ca = {ca!r}: cannot set up TLS to the other members: {error}"
+        ) from error
+    return context
+
+
+def registry_of(settings: Settings) -> EtcdRegistry:
+    """Return the registry of the set. Raises ``ConfigurationError``."""
+    try:
+        # Imported here, because a broker without a set needs no h11.
+        from ..registry.etcd import EtcdRegistry, EtcdSettings
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            "replication.set is set, but h11 is missing: install the extra, pip install 'flintmq[broker,replication]'"
+        ) from error
+    replication = settings.replication
+    try:
+        return EtcdRegistry(
+            EtcdSettings(
+                tuple(url.strip() for url in replication.etcd.split(",") if url.strip()),
+                replication.cluster,
+                replication.set,
+                lease_s=replication.lease_ms // 1000,
+                ca_file=replication.etcd_ca or None,
+                certificate_file=replication.etcd_certificate or None,
+                key_file=replication.etcd_key or None,
+                user=replication.etcd_user or None,
+                password_file=replication.etcd_password_file or None,
+            )
+        )
+    except (ValueError, OSError) as error:
+        raise ConfigurationError(f"[replication]: {error}") from error
+
 
 # ---- The member's calls to the registry, as tasks whose answers go to the core.
 
@@ -87,7 +234,6 @@ class RegistryCalls:
         """Why the last read failed; empty if it did not."""
 
     def start(self) -> None:
-        """Watch the registry."""
         self._watch = self._spawn(self._follow())
 
     async def _follow(self) -> None:
@@ -284,7 +430,6 @@ class ReplicaMember:
         store.confirmed_offset = self._log.confirmed
 
     def start(self) -> None:
-        """Take part in the set."""
         self._store.set_refusal = self._not_primary
         self._flush.on_disk = self._flushed
         self._calls.start()
@@ -371,7 +516,6 @@ class ReplicaMember:
         return self.identity.not_enough(config.min_in_sync if config is not None else 0)
 
     def appended(self) -> None:
-        """Stream what was appended to the log."""
         self._log.end = self._store.write_offset
         if self._leads_at >= 0:
             self.replica.written(self._store.write_offset, now_s())
@@ -383,22 +527,21 @@ class ReplicaMember:
             self._sender.when_saved(call)
 
     def status(self) -> ReplicaStatus:
-        """Return the set as this member sees it."""
         replica, config, now = self.replica, self.replica.config, now_s()
-        return ReplicaStatus(
+        # A member that leads has overcome the refusal that it got as a follower.
+        refusal = self._primary.refusal if replica.role is Role.FOLLOWER else ""
+        answer = ReplicaStatusAnswer(
+            set=self.identity.replica_set,
+            member=self.identity.member,
             role=replica.role.value,
-            follows=replica.follows(now),
             epoch=config.epoch if config is not None else 0,
             primary=config.primary if config is not None else "",
             min_in_sync=config.min_in_sync if config is not None else 0,
             end=self._log.end,
             confirmed=self._log.confirmed,
-            # A member that leads has overcome the refusal that it got as a follower.
-            reason=replica.stop_reason
-            or (self._primary.refusal if replica.role is Role.FOLLOWER else "")
-            or self._calls.problem,
-            rows=member_rows(replica, self.addresses, now),
+            reason=replica.stop_reason or refusal or self._calls.problem,
         )
+        return ReplicaStatus(answer, member_rows(replica, self.addresses, now), replica.follows(now))
 
     def switch(self, target: str, within_s: float) -> str | None:
         """Hand the leadership over. Return why not, None if it has begun."""
@@ -447,7 +590,6 @@ class ReplicaMember:
         return number
 
     def reported(self, number: int, report: PositionReport, tables: int) -> None:
-        """Take a follower's position."""
         link = self._links.get(number)
         if link is None:
             return
@@ -456,14 +598,12 @@ class ReplicaMember:
         self._input(self.replica.received, number, report)
 
     def follower_lost(self, number: int) -> None:
-        """Take the end of a follower's connection."""
         self._links.remove(number)
         self._input(self.replica.closed, number, False)
 
     # ---- the primary that this member follows ----
 
     def primary_connected(self, number: int) -> None:
-        """Note that the connection to the primary is open."""
         self._input(self.replica.connected, number)
 
     def primary_lost(self, number: int, refused: bool) -> None:
@@ -471,7 +611,6 @@ class ReplicaMember:
         self._input(self.replica.closed, number, refused)
 
     def primary_alive(self, number: int) -> None:
-        """Note that bytes of the primary have come."""
         self.replica.alive(number, now_s())
 
     def primary_said(self, number: int, message: Message, body: memoryview) -> None:
