@@ -24,13 +24,13 @@ from ...protocol.storage.delivery import (
     group_of_retries,
     old_pop_retry_topic,
 )
+from ...protocol.storage.layout import INDEX_ENTRY_BYTES
 from ..delivery.groups.group import EMPTY, STABLE, STATES
 from ..handlers.broker_admin import VERSION
 from ..latency import BOUNDS_S
 from ..replication.core.replica import Role
 from ..requests.broker import Broker
 from ..store.queues import ConsumeQueue
-from ..store.sizes import store_sizes
 from . import catalog
 from .catalog import Metric
 
@@ -404,9 +404,17 @@ def _add_store(out: Exposition, broker: Broker) -> None:
     behind = broker.stats.lags()
     out.add_by(catalog.BEHIND_BYTES, ((stage, count) for stage, (count, _) in behind.items()))
     out.add_by(catalog.BEHIND_SECONDS, ((stage, seconds) for stage, (_, seconds) in behind.items()))
-    sizes = store_sizes(store, giving_way(store.queues))
-    out.add_by(catalog.SEGMENTS, ((kind, size.files) for kind, size in sizes.items()))
-    out.add_by(catalog.STORE_BYTES, ((kind, size.bytes) for kind, size in sizes.items()))
+    log_files, index_files = store.commitlog.queue.files, list(store.index.files)
+    queues = [queue.size() for queue in giving_way(store.queues)]
+    counts = (len(log_files), sum(files for files, _ in queues), len(index_files))
+    used = (  # without preallocated space
+        store.write_offset - log_files[0].start_offset if log_files else 0,
+        sum(size for _, size in queues),
+        sum(file.entries_at + INDEX_ENTRY_BYTES * file.index_count for file in index_files),
+    )
+    kinds = ("commitlog", "consumequeue", "index")
+    out.add_by(catalog.SEGMENTS, zip(kinds, counts, strict=True))
+    out.add_by(catalog.STORE_BYTES, zip(kinds, used, strict=True))
 
 
 def _add_transactions(out: Exposition, broker: Broker) -> None:
@@ -434,15 +442,16 @@ def _add_replica(out: Exposition, broker: Broker) -> None:
     member = broker.member
     if member is None:
         return
-    status = member.status()
+    found = member.status()
+    status, rows = found.answer, found.rows
     out.add_by(catalog.REPLICA_ROLE, ((role.value, int(role.value == status.role)) for role in Role))
     out.add_one(catalog.REPLICA_EPOCH, status.epoch)
-    out.add_one(catalog.REPLICA_MEMBERS, len(status.rows))
-    out.add_one(catalog.REPLICA_IN_SYNC, sum(row.in_sync for row in status.rows))
+    out.add_one(catalog.REPLICA_MEMBERS, len(rows))
+    out.add_one(catalog.REPLICA_IN_SYNC, sum(row.in_sync for row in rows))
     out.add_one(catalog.REPLICA_MIN_IN_SYNC, status.min_in_sync)
     out.add_one(catalog.REPLICA_UNCONFIRMED, status.end - status.confirmed)
     leads = status.role == Role.PRIMARY.value
-    followers = [row for row in status.rows if leads and row.member != member.identity.member]
+    followers = [row for row in rows if leads and row.member != status.member]
     out.add_by(
         catalog.REPLICA_LAG_BYTES,
         ((row.member, max(status.end - row.flushed, 0)) for row in followers if row.connected and row.flushed >= 0),

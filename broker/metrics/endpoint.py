@@ -333,7 +333,7 @@ class MetricsEndpoint:
             return problem or broker.write_refusal(), "ready"
         if member.serves:
             return problem or broker.write_refusal(), "ready: primary"
-        problem = problem or broker.store_refusal() or member.status().standby_problem(member.identity.member)
+        problem = problem or broker.store_refusal() or member.status().standby_problem()
         return problem, "ready: follower in sync"
 
     async def _metrics_page(self) -> Page:
