@@ -31,7 +31,7 @@ LONG = re.compile(r"\bmark\.long\(seconds=(\d+)\)")
 """The marker of a long test, or of the tests of a file, with the seconds that they take on two quiet cores."""
 KILLS = (
     *(f"tests/integration/test_{name}.py" for name in ("kill9", "transactions_kill9", "delay_kill9", "follow_master")),
-    *(f"tests/fault/test_{name}.py" for name in ("kill9", "delay_interrupted", "prepared_interrupted", "etcd_cluster")),
+    *(f"tests/fault/test_{name}.py" for name in ("delay_interrupted", "prepared_interrupted", "etcd_cluster")),
 )
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flintmq.scripts.lib import long_parts
+from flintmq.scripts.lib import long_parts, mutants
 from flintmq.scripts.lib.long_parts import Part
 
 ROOT = Path(__file__).parents[2]
@@ -72,3 +72,10 @@ def test_every_file_with_long_tests_is_a_part() -> None:
     marked = {path for path in (ROOT / "tests").rglob("test_*.py") if "mark.long(" in path.read_text("utf-8")}
     marked -= {Path(__file__), Path(__file__).with_name("test_ci_run.py")}
     assert marked == {ROOT / part.command[-1] for part in found}
+
+
+def test_every_test_file_that_a_part_names_exists() -> None:
+    named = [word for part in long_parts.parts() for word in part.command if word.startswith("tests/")]
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+    patterns = [pattern for part in mutants.PARTS.values() for pattern in (*part.sources, *part.tests)]
+    assert [pattern for pattern in patterns if not list(ROOT.glob(pattern))] == []
