@@ -59,6 +59,15 @@ def test_an_unknown_part_is_refused(ran: list[str], capsys: pytest.CaptureFixtur
     assert ran == []
 
 
+def test_a_part_whose_programs_are_missing_is_left_out(
+    ran: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(long_parts, "parts", lambda: [Part("suite", 8, programs=("sh", "no-such-program"))])
+    assert long_parts.main([]) == 0
+    assert ran == []
+    assert "test-long: left out, needs no-such-program: suite" in capsys.readouterr().out
+
+
 def test_each_commit_begins_with_another_part() -> None:
     found = [Part(str(number), 1) for number in range(5)]
     assert [long_parts.rotated(found, f"{number:x}")[0].name for number in range(6)] == ["0", "1", "2", "3", "4", "0"]
