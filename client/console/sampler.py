@@ -104,11 +104,9 @@ class ChangeLog:
         self._compare("topic", {name: topic for name, topic in topics.items() if not topic.system}, _topic_difference)
 
     def saw_groups(self, groups: Iterable[GroupInfo]) -> None:
-        """Notice groups that were created or deleted."""
         self._compare("group", {info.group: "" for info in groups}, _value_difference)
 
     def saw_settings(self, settings: Iterable[Setting]) -> None:
-        """Notice settings that were changed."""
         rows = list(settings)
         self.differing = [each.name for each in rows if each.value != each.at_start]
         self._compare("setting", {each.name: each.value for each in rows}, _value_difference)
@@ -231,7 +229,6 @@ class Sampler:
 
     @property
     def _is_due(self) -> bool:
-        """Predicate: is the last sample of the topics old enough for another one?"""
         return not self._topics or self._clock() - self._topics[-1].at >= SAMPLE_SECONDS / 2
 
     async def topic_configs(self, session: ConsoleSession, *, newest: bool = False) -> dict[str, TopicInfo]:

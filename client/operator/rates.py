@@ -87,7 +87,7 @@ def _sampled_groups(admin: Admin) -> dict[tuple[str, str], tuple[int, Lag]]:
 
 @dataclass(frozen=True, slots=True)
 class TopicRate:
-    """Rate of messages produced to a topic, and the number of messages that it holds."""
+    """Rate of messages produced to a topic, to a tenth, and the number of messages that it holds."""
 
     topic: str
     produced_per_second: float
@@ -96,7 +96,7 @@ class TopicRate:
 
 @dataclass(frozen=True, slots=True)
 class GroupRate:
-    """Rate of messages that a group commits in a topic, and its lag there; None: unknown."""
+    """Rate of messages that a group commits in a topic, to a tenth, and its lag there; None: unknown."""
 
     group: str
     topic: str
@@ -126,16 +126,14 @@ def between(before: Sample, after: Sample) -> Rates:
         return after.broker.per_second(name, from_zero) if rate is None else rate
 
     topics = [
-        TopicRate(name, after.topics.per_second(name, before.topics) or 0.0, messages)
+        TopicRate(name, round(after.topics.per_second(name, before.topics) or 0.0, 1), messages)
         for name, messages in after.held.items()
     ]
     topics.sort(key=lambda topic: (-topic.produced_per_second, -topic.messages, topic.topic))
     seconds = max(after.broker.at - before.broker.at, 1e-9)
-    groups = [
-        GroupRate(
-            group, topic, max(0, committed - before.groups.get((group, topic), (committed,))[0]) / seconds, lag.known
-        )
-        for (group, topic), (committed, lag) in after.groups.items()
-    ]
+    groups = []
+    for (group, topic), (committed, lag) in after.groups.items():
+        grown = max(0, committed - before.groups.get((group, topic), (committed,))[0])
+        groups.append(GroupRate(group, topic, round(grown / seconds, 1), lag.known))
     groups.sort(key=lambda row: (row.lag is not None, -(row.lag or 0), row.group, row.topic))
     return Rates(after.condition, {name: of_broker(name) for name in (*COUNTERS, "errors")}, topics, groups)
