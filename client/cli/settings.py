@@ -96,7 +96,6 @@ class BrokerChoice:
 
     @property
     def seconds(self) -> float:
-        """Seconds to wait for a response."""
         return self.timeout or float(self.context_options.get("timeout") or TIMEOUT_SECONDS)
 
     @property
