@@ -228,10 +228,8 @@ BROKER_LIMITS = {
     "limits.groups_max": "consumer groups",
     "limits.subscription_bytes_max": "memory of the subscriptions of all live group members, in bytes",
     "limits.committed_offsets_max": "offsets that groups, and members of broadcasting ones, have committed",
-    "limits.half_frame_timeout_ms": "time from a frame's first byte to its last, in ms",
     "limits.idle_timeout_ms": "time on which nothing happens on a connection, in ms",
-    "limits.write_buffer_bytes_max": "answers that a client has not taken, in bytes",
-    "limits.slow_reader_timeout_ms": "time in which a client takes nothing of them, in ms",
+    "limits.slow_reader_timeout_ms": "time in which a client takes nothing of its answers, in ms",
     "limits.sequence_runs_max": "runs of messages that are remembered; each producer in each topic counts as 4 more",
     "limits.sequence_expiry_ms": "time after its last message for which a producer is remembered, in ms",
 }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable
 from typing import ClassVar, cast
@@ -73,6 +72,8 @@ STOP_TURN = 16
 STOP_ENDING = 32
 """The connection is being closed; no more frames are accepted."""
 
+WRITE_BUFFER_BYTES_MAX = 4 * 1024 * 1024
+"""Responses that one client has not read; above it, the connection is not served until the client reads."""
 TURN_S = 0.001
 """Maximum duration of one connection's turn."""
 TURN_BYTES = 256 * 1024
@@ -109,7 +110,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.broker = broker
         self.on_lost = on_lost
         self.transport = cast(asyncio.Transport, None)  # set before the first byte can arrive
-        self.responses = ResponseQueue(broker, self.flushed, self._stop_in_flight, self.encode_error)
+        self.responses = ResponseQueue(broker, self._after_flush, self._stop_in_flight, self.encode_error)
         self.deferred = DeferredRequests(broker, self.responses, self.check_end)
         self.peer = self.CLIENT((unmapped(address[0]), address[1]), broker.access, self.responses)
         self.authenticate_by = 0.0
@@ -139,16 +140,14 @@ class ClientConnection(asyncio.BufferedProtocol):
     # ---- what the transport calls ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take over the transport of the connected socket."""
         self.transport = self.responses.transport = cast(asyncio.Transport, transport)
-        self.transport.set_write_buffer_limits(high=self.broker.limits.write_buffer_bytes_max)
+        self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the buffer for the next bytes; never empty."""
         return _DISCARDED if self.lingering else self.parser.writable()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Handle the ``nbytes`` that arrived."""
         if self.lingering:
             return
         self.reads += 1
@@ -196,7 +195,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Continue after the client has read its responses."""
         self.responses.paused = False
         if not self.transport.is_closing():
-            self.transport.set_write_buffer_limits(high=self.broker.limits.write_buffer_bytes_max)
+            self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
         self.unstop(STOP_WRITE)
         self.deferred.run_waiting()
 
@@ -262,7 +261,6 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.half_since = self.broker.loop.time()
 
     def has_memory(self) -> None:
-        """Continue reading: the parser has memory again."""
         self.unstop(STOP_MEMORY)
 
     def handle(self, frame: Frame) -> None:
@@ -307,11 +305,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         return served
 
     def follow(self) -> None:
-        """Accept nothing but the reports of a follower from now on."""
         self.handlers = {REPORT_POSITION.code: self.handlers[REPORT_POSITION.code]}
 
     def greet(self, client: str) -> None:
-        """Accept the commands that are allowed after HELLO."""
         self.peer.client = client
         if self.broker.authenticator is None:
             self.handlers = HANDLERS if self.broker.member is None else HANDLERS_OF_MEMBERS
@@ -339,11 +335,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.turn_away(AuthenticationRequired(f"user {before.name!r} {change} after this connection authenticated"), 0)
 
     def suspend(self) -> None:
-        """Handle no more frames until ``proceed``."""
         self.stop(STOP_SUSPENDED)
 
     def proceed(self, frame: Frame, call: Callable[[], None]) -> None:
-        """Continue after ``suspend`` with ``call``, which must not raise."""
         self.stops &= ~STOP_SUSPENDED
         if self.peer.lost:
             return
@@ -362,11 +356,8 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _stop_in_flight(self) -> None:
         self.stop(STOP_IN_FLIGHT)
 
-    def flushed(self, error: BrokerError | None, since: float = math.inf) -> None:
-        """Send the responses that became due, and continue reading once half of the allowed bytes are flushed."""
-        if self.peer.lost:
-            return
-        self.responses.flushed(error, since)
+    def _after_flush(self) -> None:
+        """Continue reading once half of the allowed bytes are flushed."""
         if self.stops & STOP_IN_FLIGHT:
             low = self.broker.limits.connection_in_flight_bytes_max // 2
             if self.responses.unflushed_bytes <= low:
@@ -443,11 +434,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.check_end()
 
     def finish(self) -> None:
-        """Answer all accepted requests, then close; called when the broker stops."""
         self._end()
 
     def abort(self) -> None:
-        """Close the connection immediately."""
         self.responses.closed = True
         self.transport.abort()
 

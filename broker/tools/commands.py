@@ -121,7 +121,7 @@ def promote(store: str | None, config: Path | None, assignments: tuple[str, ...]
 
 
 def _load(config: Path | None, assignments: tuple[str, ...], flags: Mapping[str, Any] | None = None) -> Settings:
-    from ..config_sources import load_settings
+    from ..config import load_settings
 
     return load_settings(config=config, environment=os.environ, assignments=assignments, flags=flags or {})
 

@@ -23,7 +23,7 @@ from ..core.rpc.timeouts import check_timeout
 from ..message import Message
 from .client import Base
 from .driver import DeliveryDriver
-from .rpc import RpcClient
+from .rpc import Caller
 from .runtime import ClientRuntime, Timer
 
 # ---- Messages that cannot be added to the delivery yet, because there is no room or a queue must be looked up
@@ -58,7 +58,7 @@ class Admission:
     def __init__(
         self,
         sending: ProducerCore,
-        caller: RpcClient,
+        caller: Caller,
         life: ClientRuntime,
         add: Callable[[Message, Prepared, asyncio.Future[object]], Single],
         drained: Callable[[], None],
@@ -75,7 +75,6 @@ class Admission:
         life.add(self)
 
     def hold(self, message: Message, prepared: Prepared, future: asyncio.Future[object]) -> Held:
-        """Put a message in the waiting line."""
         held = Held(message, prepared, future)
         self.held.append(held)
         self._timer.wake(held.deadline)
@@ -143,7 +142,6 @@ class Admission:
         self.progressed()
 
     def fail(self, error: FlintError) -> None:
-        """Fail all waiting messages with ``error``."""
         self._timer.stop()
         for held in self.held:
             self._refuse(held, error)
@@ -270,7 +268,6 @@ class Sender(Base, unsent.TrackedProducer):
             self._driver.abandon(single)
 
     def _settle(self, settled: list[Single]) -> None:
-        """Complete the futures of settled messages."""
         for single in settled:
             future: asyncio.Future[Receipt] = single.future
             error = single.error

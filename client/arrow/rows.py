@@ -11,11 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...protocol.errors import FlintError
 from ...protocol.storage.reader.parts import Ints
 from ...protocol.storage.record import KEY_SEPARATOR, PROPERTY_UNIQ_KEY
 from ..core.produce.packer import check_queue
+from ..core.produce.receipts import DeliveryFailed
 from ..errors import InvalidArgument, InvalidArgumentType, InvalidMessage
 from ..message import Message, check_properties, check_tag, check_text, check_topic, join_keys
+from .errors import RowsNotSent
 
 # ---- The rows of a record batch, taken out of Arrow and checked before any of them is sent.
 #
@@ -54,7 +57,6 @@ class Distinct:
     codes: Ints | None
 
     def value(self, row: int) -> Any:
-        """Return the value of a row."""
         return self.values[0 if self.codes is None else self.codes[row]]
 
 
@@ -366,15 +368,11 @@ GROUP_ROWS_MIN = 256
 
 
 class RowProducer(Protocol):
-    """The producer, which sends the rows."""
+    @property
+    def send_bulk(self) -> Callable[..., object]: ...
 
     @property
-    def send_bulk(self) -> Callable[..., object]:
-        """``Producer.send_bulk``."""
-
-    @property
-    def send_many(self) -> Callable[..., object]:
-        """``Producer.send_many``."""
+    def send_many(self) -> Callable[..., object]: ...
 
 
 class Send(Protocol):
@@ -403,7 +401,6 @@ class ColumnSend:
     properties: dict[str, str] | None = None
 
     def run(self, producer: RowProducer, prepare: str | None) -> None:
-        """Send with ``Producer.send_bulk``."""
         producer.send_bulk(
             self.topic,
             self.bodies,
@@ -425,7 +422,6 @@ class MessageSend:
     queue: int | None
 
     def run(self, producer: RowProducer, prepare: str | None) -> None:
-        """Send with ``Producer.send_many``."""
         producer.send_many(self.messages, queue=self.queue, prepare=prepare)
 
 
@@ -516,3 +512,34 @@ def _message_send(rows: CheckedRows, mine: Ints, queue: int | None) -> MessageSe
 
 def _taken(values: list[T], mine: Ints) -> list[T]:
     return values if len(mine) == len(values) else [values[row] for row in mine.tolist()]
+
+
+# ---- the work of ``Producer.send_arrow``
+
+
+class ArrowData(Protocol):
+    """A data frame, table or stream with the Arrow C stream interface."""
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
+
+
+def send_rows(
+    producer: RowProducer, topic: str, data: ArrowData, named: Mapping[str, str | None], properties: Sequence[str]
+) -> int:
+    """Do the work of ``Producer.send_arrow``. ``named``: the column of each part of a message, None without one."""
+    check_topic(topic)
+    done = 0
+    for first, rows in TableRows(data, topic, named, properties):
+        failed: dict[int, FlintError] = {}
+        for send in sends(rows):
+            try:
+                send.run(producer, None)
+            except DeliveryFailed as failure:
+                numbers = send.rows.tolist()
+                failed |= {first + numbers[index]: error for index, error in failure.errors.items()}
+                break
+            finally:
+                done += len(send.rows)
+        if failed:
+            raise RowsNotSent(failed, done - len(failed))
+    return done

@@ -9,8 +9,8 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import click
@@ -19,11 +19,11 @@ from ...protocol.display import JSON, PLAIN, TABLE, escape, escape_bytes, escape
 from ...protocol.errors import FilterIllegal
 from ...protocol.storage.record import PROPERTY_KEYS, PROPERTY_SHARDING_KEY, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
 from ..core.consume.batch import StoredMessage
-from ..core.produce.receipts import Receipt
+from ..core.produce.receipts import DeliveryFailed, Receipt
 from ..core.rpc.address import Address
 from ..errors import CorruptMessage
 from ..operator.display import plural, show_moment, show_rate, show_second, show_seconds, shown_name
-from .command import note
+from .command import note, options
 from .failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe, nearest
 from .output import Output, TableColumn
 from .params import TextType
@@ -216,7 +216,6 @@ def _pairs(pairs: dict[str, str]) -> str:
 
 
 def shown_body(row: dict[str, Any]) -> str:
-    """Return the body of a ``message_row`` as text."""
     return row["body"] if "body" in row else escape_bytes(base64.b64decode(row["body_base64"]))
 
 
@@ -280,7 +279,6 @@ RECEIPT_COLUMNS = tuple(
 
 
 def receipt_line(receipt: Receipt) -> str:
-    """Return a receipt as one line for people."""
     delivered = receipt.deliver_at
     if delivered is None:
         place = f"{receipt.queue}:{receipt.queue_offset}  id={receipt.message_id}"
@@ -289,6 +287,30 @@ def receipt_line(receipt: Receipt) -> str:
     same_day = delivered.astimezone().date() == receipt.stored_at.astimezone().date()
     moment = show_second(delivered)[CLOCK_AT if same_day else 0 :]
     return f"sent to {shown_name(receipt.topic)}  id={receipt.message_id}  delivery {moment}, in {left}"
+
+
+@dataclass(slots=True)
+class SentTotal:
+    """Messages that the broker has acknowledged, since a command began to send."""
+
+    messages: int = 0
+    body_bytes: int = 0
+    _began: float = field(default_factory=time.monotonic)
+
+    def add(self, bodies: Sequence[bytes]) -> None:
+        self.messages += len(bodies)
+        self.body_bytes += sum(map(len, bodies))
+
+    def add_acknowledged(self, bodies: Sequence[bytes], error: DeliveryFailed) -> None:
+        """Add those of a failed batch that were stored."""
+        self.add([body for body, receipt in zip(bodies, error.receipts, strict=True) if receipt is not None])
+
+    def line(self, verb: str, target: str = "") -> str:
+        """Return a line for people, with the rate."""
+        seconds = time.monotonic() - self._began
+        rate = f", {show_rate(self.messages / seconds)}" if self.messages > 1 and seconds > 0 else ""
+        sent = f"{plural(self.messages, 'message')} ({show_bytes(self.body_bytes)}){target}"
+        return f"{verb} {sent} in {show_seconds(seconds)}{rate}"
 
 
 def show_receipts(output: Output, receipts: Iterable[Receipt]) -> None:
@@ -308,8 +330,13 @@ FORMAT_HELP = (
     + "; %%, \\n, \\t, \\xNN."
 )
 
-FILTER_HELP = "Only messages whose properties meet this condition: \"amount > 5 AND region IN ('eu', 'us')\"."
-TAG_HELP = "Only messages with this tag, or with one of several: 'a || b'."
+tag_option = click.option("-t", "--tag", help="Only messages with this tag, or with one of several: 'a || b'.")
+condition_option = click.option(
+    "--filter",
+    "condition",
+    metavar="CONDITION",
+    help="Only messages whose properties meet this condition: \"amount > 5 AND region IN ('eu', 'us')\".",
+)
 POINTED_CHARS = 72
 """Number of characters of a filter that an error shows around the wrong place."""
 
@@ -321,12 +348,10 @@ def format_options(function: Callable[..., Any]) -> Callable[..., Any]:
     def with_style(*args: Any, template: Format | None, raw: bool, **others: Any) -> Any:
         return function(*args, style=MessageStyle(template, raw), **others)
 
-    decorated = click.option("--raw", is_flag=True, help="Print bodies unchanged, including control characters.")(
-        with_style
-    )
-    return click.option("--format", "template", type=TextType("format", Format), metavar="FORMAT", help=FORMAT_HELP)(
-        decorated
-    )
+    return options(
+        click.option("--format", "template", type=TextType("format", Format), metavar="FORMAT", help=FORMAT_HELP),
+        click.option("--raw", is_flag=True, help="Print bodies unchanged, including control characters."),
+    )(with_style)
 
 
 def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -336,8 +361,7 @@ def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:
     def with_filter(*args: Any, tag: str | None, condition: str | None, **others: Any) -> Any:
         return function(*args, wanted=MessageFilter(tag, condition), **others)
 
-    decorated = click.option("--filter", "condition", metavar="CONDITION", help=FILTER_HELP)(with_filter)
-    return click.option("-t", "--tag", help=TAG_HELP)(decorated)
+    return options(tag_option, condition_option)(with_filter)
 
 
 @dataclass(frozen=True, slots=True)

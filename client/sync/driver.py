@@ -31,7 +31,7 @@ from ..core.times import now_millis
 from ..errors import ClientClosed
 from ..message import Message
 from .connection import AnswerOfOne, Connection
-from .pool import Dialer
+from .rpc import Dialer
 
 _PUSHED_BYTES_MAX = 1 << 20
 """The driver looks at the responses after sending this many bytes in one go."""
@@ -41,8 +41,7 @@ class Waited(Protocol):
     """Something that a thread waits for."""
 
     @property
-    def done(self) -> bool:
-        """True when the wait is over."""
+    def done(self) -> bool: ...
 
 
 class Until:
@@ -55,7 +54,6 @@ class Until:
 
     @property
     def done(self) -> bool:
-        """True when the wait is over."""
         return self._is_done()
 
 
@@ -302,7 +300,6 @@ class DeliveryDriver:
         return SilenceLimit(first_deadline(self._delivery.in_flight.values()) - since, since, connection.limits.role)
 
     def _take(self, answers: Sequence[Answer], now: float) -> None:
-        """Handle responses, and fail what is overdue."""
         delivery = self._delivery
         with self.mutex:
             for answer in answers:

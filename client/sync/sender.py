@@ -29,7 +29,7 @@ from ..endpoint import ConnectionLog
 from ..message import Message
 from .connection import Connection
 from .driver import DeliveryDriver, Role, SingleSender, Until
-from .pool import Caller, Dialer
+from .rpc import Caller, Dialer
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +168,6 @@ class Sender(unsent.TrackedProducer):
             raise self._sending.no_room()
 
     def _settle(self, single: Single) -> None:
-        """Complete the future of a settled message."""
         future: SendFuture = single.future
         del self._unsettled[single]
         if single.error is None:

@@ -96,7 +96,6 @@ class Waits:
         return self._count
 
     def count(self, group: str, topic: str) -> int:
-        """Return how many consumers of a group wait for messages of a topic."""
         return len(self._groups.get((topic, group), ()))
 
     def count_of(self, group: str) -> int:
@@ -119,7 +118,6 @@ class Waits:
         return wait
 
     def forget(self, wait: Wait) -> None:
-        """Remove a wait that ends."""
         key = (wait.topic, wait.group)
         waiting = self._groups[key]
         del waiting[wait]
@@ -206,7 +204,6 @@ class RedeliveryBatch:
         self._error: BrokerError | None = None
 
     def stored(self, *, dead: bool) -> None:
-        """Note that a message is stored."""
         self._dead += dead
         self._retried += not dead
         self.done()
@@ -267,7 +264,6 @@ class Redelivery:
             )
 
     def give_back(self, messages: Iterable[Moving]) -> None:
-        """Queue messages that are already moving to be stored again."""
         self._returned.extend(messages)
 
     def next_due_ms(self) -> int | None:
@@ -275,7 +271,6 @@ class Redelivery:
         return 0 if self._returned else self._table.next_end_ms()
 
     def backlog(self) -> int:
-        """Return the number of messages in flight."""
         return self._table.in_flight
 
     async def step(self, now_ms: int) -> bool:
@@ -478,11 +473,9 @@ class PopService:
             waits.wake_all()
 
     def has_waiting(self, topic: str) -> bool:
-        """Return whether a consumer waits for messages of the topic."""
         return topic in self.waits.by_topic or topic in self.watches.by_topic
 
     async def stop(self) -> None:
-        """Stop storing expired messages again."""
         if self._worker is not None:
             await self._worker.stop()
 

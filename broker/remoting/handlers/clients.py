@@ -10,7 +10,7 @@ from ....protocol.errors import BrokerError, BrokerFailure, FilterIllegal, Inval
 from ....protocol.names import check_client_group
 from ....protocol.remoting import codes, fastjson
 from ....protocol.storage.delivery import retry_topic
-from ...delivery.groups.consumer_clients import (
+from ...delivery.groups.clients import (
     CLUSTERING,
     EXPIRY_S,
     MESSAGE_MODELS,
@@ -26,10 +26,9 @@ from ..request import AT_ONCE_BYTES_MAX
 from ..rules import INNER_PRODUCER_GROUP, check
 
 if TYPE_CHECKING:
-    from ...delivery.groups.consumer_clients import ConsumerClients
+    from ...delivery.groups.clients import ConsumerClients, ProducerGroups
     from ...delivery.groups.coordinator import GroupCoordinator
     from ...delivery.groups.group import Queue
-    from ...delivery.groups.producer_groups import ProducerGroups
     from ...delivery.writer import RecordWriter
     from ...store import MessageStore
     from ..gateway import RemotingGateway
@@ -195,7 +194,6 @@ def _subscription(row: JsonFields) -> ClientSubscription:
 
 
 def unregister_client(request: RemotingRequest, gateway: RemotingGateway, producer_groups: ProducerGroups) -> None:
-    """Remove a client from its groups."""
     ext = request.ext
     client_id, producer, consumer = ext.text("clientID"), ext.text("producerGroup", ""), ext.text("consumerGroup", "")
     if producer:
@@ -329,7 +327,6 @@ def lock_batch_mq(
 
 
 def unlock_batch_mq(request: RemotingRequest, groups: GroupCoordinator) -> None:
-    """Release those of the queues that the client holds."""
     group, client_id, queues = _decode(request, groups)
     groups.clients.locks.unlock(group, client_id, queues)
     request.reply()
@@ -358,12 +355,10 @@ def _exists(store: MessageStore, queue: Queue) -> bool:
 
 
 def queue_rows(gateway: RemotingGateway, queues: Iterable[Queue]) -> list[dict[str, object]]:
-    """Return queues as RocketMQ's ``MessageQueue``."""
     return [queue_row(gateway, queue) for queue in queues]
 
 
 def queue_row(gateway: RemotingGateway, queue: Queue) -> dict[str, object]:
-    """Return a queue as RocketMQ's ``MessageQueue``."""
     return {"brokerName": gateway.broker_name, "queueId": queue[1], "topic": queue[0]}
 
 
