@@ -143,7 +143,7 @@ class Side(ABC):
             "duplicates": broker.counters.duplicates,
             "runs": broker.sequences.runs,
             "answered": sum(broker.counters.produce_latencies.counts),
-            "next queues": dict(broker.next_queue),
+            "next queues": broker.next_queues.by_topic(),
         }
 
 

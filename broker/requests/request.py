@@ -198,8 +198,16 @@ class KeptHeaders(Protocol):
     def headers(self) -> Sized:
         """Kept headers; if there is none, ``handle`` need not be called."""
 
-    def handle(self, connection: FrameSource, began: float) -> bool:
-        """Append and acknowledge the frame at the start of the connection's parser; return False if it did nothing."""
+    @property
+    def place(self) -> int:
+        """Place of the connection in ``ShortSends``; -1 if it has none."""
+
+    @property
+    def served(self) -> int:
+        """Number of reads in sequence with nothing but frames that a kernel has served."""
+
+    def handle(self, connection: FrameSource, began: float) -> int:
+        """Append and acknowledge frames at the start of the connection's parser; return their number."""
 
     def clear(self) -> None:
         """Forget all headers; the connection is closed."""
