@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import re
 import subprocess
 import time
@@ -14,7 +15,7 @@ from starlette.testclient import TestClient
 
 from flintmq.client import Admin
 from flintmq.client.console.app import Console, make_app
-from flintmq.client.console.options import ConsoleOptions
+from flintmq.client.console.policy import ConsoleOptions
 from tests.cli_tools import PROGRAM
 from tests.conftest import RunningBroker
 
@@ -43,13 +44,24 @@ def requests_of(running: RunningBroker, act: Callable[[], object], **access: Any
     """Return how many requests the consoles' connections send to the broker while ``act`` runs. The connections must be
     open already."""
 
-    def sent(admin: Admin) -> int:
-        return sum(each.frames_in for each in admin.connections() if each.client.startswith("console/"))
+    def sent(admin: Admin) -> dict[int, int]:
+        return {each.id: each.frames_in for each in admin.connections() if each.client.startswith("console/")}
 
     with Admin(running.address, **access) as admin:
         before = sent(admin)
         act()
-        return sent(admin) - before
+        # A connection of an earlier test's console may have closed meanwhile.
+        return sum(frames - before.get(connection, 0) for connection, frames in sent(admin).items())
+
+
+def text_of(page: str) -> str:
+    """Return the text of a page as a person reads it."""
+    return html.unescape(" ".join(re.sub(r"<[^>]+>", " ", page).split()))
+
+
+def next_page(page: str) -> str:
+    """Return the URL of the next page of a list, or an empty string."""
+    return page.partition('rel="next" href="')[2].partition('"')[0].replace("&amp;", "&")
 
 
 class _Structure(HTMLParser):
@@ -74,14 +86,14 @@ class _Structure(HTMLParser):
             self.faults.append(f"</{tag}> closes another element")
 
 
-def faults_of(html: str) -> list[str]:
+def faults_of(page: str) -> list[str]:
     """Return the faults in the structure of a page: unbalanced elements, repeated ids, inline code, more than one
     ``h1``."""
     parser = _Structure()
-    parser.feed(html)
+    parser.feed(page)
     faults = parser.faults + [f"<{tag}> is not closed" for tag in parser.open]
     faults += [f"id {name} is there twice" for name in {*parser.ids} if parser.ids.count(name) > 1]
-    if len(re.findall(r"<h1\b", html)) != 1:
+    if len(re.findall(r"<h1\b", page)) != 1:
         faults.append("there is not one h1")
     return faults
 

@@ -7,15 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from flintmq.broker.delivery.scheduled.redelivery import Redeliverer
-from flintmq.broker.delivery.staged import (
-    STAGED_CONFIG,
-    TOPICS,
-    CommitCopier,
-    CommitResult,
-    StagedTransactions,
-    table_at_start,
-)
+from flintmq.broker.delivery.scheduled.delivery import Deliverer
+from flintmq.broker.delivery.staged import STAGED_CONFIG, TOPICS, CommitResult, StagedTransactions, table_at_start
 from flintmq.broker.delivery.writer import RecordWriter
 from flintmq.broker.store import MessageStore, StoreSettings
 from flintmq.broker.store.files.file_system import Files
@@ -43,11 +36,10 @@ class PreparedStore:
         flush, made = InlineFlushService(store), ImmediateTopicChanges(store, self.loop, lambda topic: None)
         sync = self.settings.flush_policy == "sync"
         writer = RecordWriter(store, flush, made, self.loop, lambda: None, sync=sync)
-        redeliverer = Redeliverer(store, writer, self.loop, InlineExecutor(), lambda: None)
+        deliverer = Deliverer(store, writer, self.loop, InlineExecutor(), lambda: None)
         self.staged = StagedTransactions(
-            writer, redeliverer, timeout_ms=TIMEOUT_MS, stages_max=100, now_ms=lambda: self.now_ms
+            writer, deliverer, timeout_ms=TIMEOUT_MS, stages_max=100, now_ms=lambda: self.now_ms
         )
-        self.work = CommitCopier(self.staged)
         self.staged.restore(table_at_start(store))
 
     def prepare(self, attempt: str, topic: str, bodies: Iterable[bytes], *, queue: int = 0) -> None:
@@ -74,7 +66,7 @@ class PreparedStore:
 
     def step(self) -> bool:
         """Do one step of copying or expiry; return whether there may be more work."""
-        return self.loop.run_until_complete(self.work.step(self.now_ms))
+        return self.loop.run_until_complete(self.staged.step(self.now_ms))
 
     def run(self) -> None:
         """Do all work."""

@@ -169,7 +169,6 @@ class Parts:
         self.checks = TransactionalMessageCheckService(
             self.service,
             self.producers,
-            self.writer,
             timeout_ms=TIMEOUT_MS,
             check_interval_ms=INTERVAL_MS,
             check_times_max=TIMES_MAX,

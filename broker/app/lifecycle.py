@@ -18,13 +18,13 @@ from ...protocol.storage.record import encode_host
 from ..addresses import format_address, is_loopback, parse_address, unmapped
 from ..background.flush import GroupCommitService, flush_service
 from ..background.held_pulls import PullRequestHoldService
-from ..background.loop_work import LoopWorker, StepScheduler
+from ..background.loop_work import StepScheduler
 from ..background.reput import ReputMessageService
 from ..background.service import Service
 from ..background.services import AllocateMappedFileService, CheckpointService, CleanCommitLogService, StoreStatsService
 from ..config import METRICS_OFF, SEQUENCE_RECOVERY_BYTES, Settings
-from ..delivery.staged import commit_worker, table_at_start
-from ..delivery.transactions.table import History
+from ..delivery.staged import table_at_start
+from ..delivery.transactions.service import History
 from ..metrics.endpoint import MetricsEndpoint, listen_for_metrics
 from ..metrics.http import Hosts
 from ..net.server import Listener, Server, bind
@@ -76,7 +76,6 @@ class Lifecycle:
         self._store: MessageStore | None = None
         self._services: list[Service] = []
         self._broker: Broker | None = None
-        self._copying: LoopWorker | None = None
         self._server: Server | None = None
         self._gateway: RemotingGateway | None = None
         self._authenticator: Authenticator | None = None
@@ -286,8 +285,7 @@ class Lifecycle:
         delays = broker.delays
         delays.start()
         self._checkpoint.also.append(delays.persist)
-        self._copying = commit_worker(broker.staged, self._loop, self._fatal)
-        self._copying.start()
+        broker.staged.start(self._fatal)
         self._checkpoint.also.append(broker.staged.persist)
         broker.pops.start(self._fatal)
         self._checkpoint.also.append(store.pop_state.persist)
@@ -311,8 +309,7 @@ class Lifecycle:
             self._broker.stall.stop()
             await self._broker.delays.stop()
             await self._broker.pops.stop()
-            if self._copying is not None:
-                await self._copying.stop()
+            await self._broker.staged.stop()
             self._broker.transaction_checks.stop()
             self._broker.transactions.stop()
             self._broker.reput.stop_on_loop()

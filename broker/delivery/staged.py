@@ -1,8 +1,7 @@
 """Staged transactions, which the protocol calls prepared messages: committed at once, and once only.
 
-``table`` is the state, without I/O; ``service`` changes it and writes a note of each change first or together with it;
-``commit_copier`` copies committed messages; ``notes`` has the notes, and ``startup_scan`` replays them.
-Read first: ``service``.
+Notes in a topic of their own say what happened; ``StageTable`` is the state that follows from them, without I/O, and a
+start replays them. ``StagedTransactions`` writes a note of each change, and copies committed messages to their topics.
 """
 
 from __future__ import annotations
@@ -23,19 +22,18 @@ from ...protocol.errors import PreparedIncomplete, QueueNotExist, SystemBusy, To
 from ...protocol.storage.delivery import OP_PREPARED_TOPIC, PREPARED_TOPIC
 from ...protocol.storage.layout import SysFlag
 from ...protocol.storage.record import PROPERTY_TAGS, Record, encode_properties
-from ..background.loop_work import LoopWorker, wall_ms
+from ..background.loop_work import LoopWorker
 from ..store import StagedSnapshot, TopicConfig
 from ..store.queues import UNIT_DTYPE
-from .scheduled.redelivery import RECORDS_A_STEP, choose
+from .scheduled.delivery import RECORDS_A_STEP, choose
 from .writer import records_from
 
 if TYPE_CHECKING:
     from ...protocol.errors import BrokerError
     from ..background.service import OnFatal
     from ..store import MessageStore
-    from ..store.damage import LostRange
     from ..store.queues import ConsumeQueue
-    from .scheduled.redelivery import Redeliverer
+    from .scheduled.delivery import Deliverer
     from .writer import Done, RecordWriter
 
 
@@ -280,44 +278,122 @@ class StageTable:
         return min(notes, default=next_note), min(messages, default=next_message)
 
 
-# ---- Reconstruction of a committed transaction if a note about its messages was lost to damage.
-#
-# Its messages still exist, between those that other notes mention, and the commit note stores how many each
-# stage has. So if exactly one stage lacks as many messages as the only gap has, these are its messages.
+# ---- The state when the broker starts: from the last snapshot, and the notes after it.
 
 
-class LostNotes:
-    """Collector of the notes in their order. ``next_message``: queue offset in PREPARED_TOPIC at which they begin."""
+def table_at_start(store: MessageStore) -> StageTable:
+    """Return the state at the end of the log. Blocks."""
+    return _Start(store).table
 
-    def __init__(self, next_message: int) -> None:
-        self._end = next_message
+
+class _Start:
+    """The reading of the log at a start. ``table``: the state at its end."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self.table = StageTable()
+        self._store = store
+        self._copies: dict[str, tuple[int, Record]] = {}
+        """By scope: the position in its last "copy" note, and the note's record."""
+        saved = store.staged_state.saved
+        self._end = saved.next_message
+        """Queue offset in PREPARED_TOPIC after the messages that the notes mention so far."""
         self._gaps: list[Range] = []
-        self._messages: dict[str, int] = {}
+        """Messages that no note mentions, because theirs was lost to damage."""
+        self._committed: dict[str, int] = {}
         """Number of messages of each committed stage."""
+        for scope, sequence in saved.sequences.items():
+            self.table.remember_sequence(scope, sequence)
+        for record in records_from(store, OP_PREPARED_TOPIC, saved.next_note):
+            note = read_note(record)
+            if note is not None:
+                self._take(note, record)
+        self._settle()
 
-    def take_stage(self, first: int, count: int) -> None:
-        """Process a note about the messages of a stage."""
+    def _take(self, note: Note, record: Record) -> None:
+        """Apply a note to the table."""
+        table, kind, values = self.table, note[0], note[1:]
+        if kind == STAGE:
+            name, first, count, topic, queue = values
+            table.add_messages(name, first, count, (topic, queue), record.queue_offset, record.store_timestamp)
+            self._mentioned(first, first + count)
+        elif kind == DROP:
+            table.drop_stages(values[0])
+        elif kind == COMMIT:
+            scope, sequence, names, dropped, counts = values
+            self._committed.update(zip(names, counts, strict=True))
+            for name in names:
+                table.stages.setdefault(name, Stage(name, record.queue_offset))  # its notes may be lost
+            table.commit_stages(scope, sequence, names, record.queue_offset)
+            table.drop_stages(dropped)
+        elif kind == COPY:
+            scope, sequence, position = values
+            self._copies[scope] = (position, record)
+            # Only committed messages are copied, so the commit note is lost.
+            if not table.is_committed(scope, sequence):
+                table.torn[scope] = sequence
+        elif kind == DONE:
+            scope, sequence = values
+            self._copies.pop(scope, None)
+            table.commits.pop(scope, None)
+            table.torn.pop(scope, None)
+            table.remember_sequence(scope, sequence)  # its commit note may be lost
+
+    def _mentioned(self, first: int, end: int) -> None:
         if first > self._end:
             self._gaps.append(Range(self._end, first))
-        self._end = first + count
+        self._end = end
 
-    def take_commit(self, messages: Iterable[tuple[str, int]]) -> None:
-        """Process a commit note: its stages, with the number of messages of each."""
-        self._messages.update(messages)
+    def _settle(self) -> None:
+        """Limit the restored ranges to messages that exist in the queue, and find how far copying has come."""
+        store, table = self._store, self.table
+        queue = store.queues.get(PREPARED_TOPIC, 0)
+        end = queue.max_offset if queue is not None else 0
+        # The last note may promise more messages than were stored before the crash.
+        table.cut_last_range(end)
+        self._mentioned(end, end)
+        self._recover_gap()
 
-    def recover_gap(self, stages: Iterable[Stage], end: int) -> None:
-        """Give the messages of the gap to the stage that lacks them, if there is only one gap and one such stage.
+        # A stage that has lost messages must never be committed.
+        begin = store.queue_reads.first_offset(queue) if queue is not None else 0
+        lost = [
+            name for name, stage in table.stages.items() if stage.ranges[0].first < begin or self._lost_of(stage.ranges)
+        ]
+        if lost:
+            log.error("dropping %d stages: some of their messages are no longer in the log", len(lost))
+            table.drop_stages(lost)
+        for scope, sequence in table.torn.items():
+            log.error(
+                "transaction %d of %s was being copied, but its commit note is lost: the broker copies no more of it",
+                sequence,
+                scope,
+            )
 
-        ``stages``: those of unfinished commits; ``end``: of PREPARED_TOPIC's queue.
-        """
-        if end > self._end:
-            self._gaps.append(Range(self._end, end))
-        lacking = [each for each in stages if each.messages < self._messages.get(each.name, 0)]
+        # The copying of a commit continues where its copies in the log end.
+        for scope, commit in list(table.commits.items()):
+            # Create it again: the end of its last range is known only now.
+            stages = [each for each in commit.stages if each.ranges]
+            commit = table.commits[scope] = Commit(scope, commit.sequence, stages, commit.note_offset)
+            missing = self._lost_of([each for stage in stages for each in stage.ranges])
+            if missing:
+                log.error(
+                    "transaction %d of %s is committed, but %d of its messages are lost to damage of the log",
+                    commit.sequence,
+                    scope,
+                    missing,
+                )
+            if queue is not None:
+                commit.position = self._copied(queue, commit)
+
+    def _recover_gap(self) -> None:
+        """Give the messages that no note mentions to the stage that lacks them, if there is only one gap and one such
+        stage: the commit note says how many each stage has."""
+        stages = [each for commit in self.table.commits.values() for each in commit.stages]
+        lacking = [each for each in stages if each.messages < self._committed.get(each.name, 0)]
         if not lacking:
             return
-        missing = self._messages[lacking[0].name] - lacking[0].messages
-        if len(lacking) == len(self._gaps) == 1 and self._gaps[0].end - self._gaps[0].first == missing:
-            stage, gap = lacking[0], self._gaps[0]
+        stage, gap = lacking[0], self._gaps[0] if self._gaps else Range(0, 0)
+        missing = self._committed[stage.name] - stage.messages
+        if len(lacking) == len(self._gaps) == 1 and gap.end - gap.first == missing:
             stage.ranges = sorted([*stage.ranges, gap], key=lambda each: each.first)
             log.warning("recovered %d messages of a lost note: stage %s lacks exactly these", missing, stage.name)
         else:
@@ -327,247 +403,69 @@ class LostNotes:
                 len(lacking),
             )
 
-
-# ---- Restoring of the staged transactions from the log when the broker starts. Everything here reads from
-# disk.
-
-
-def table_at_start(store: MessageStore) -> StageTable:
-    """Return the state at the end of the log, from the last snapshot and the notes after it. Blocks."""
-    table = StageTable()
-    saved = store.staged_state.saved
-    for scope, sequence in saved.sequences.items():
-        table.remember_sequence(scope, sequence)
-    copies: dict[str, tuple[int, Record]] = {}
-    lost_notes = LostNotes(saved.next_message)
-    for record in records_from(store, OP_PREPARED_TOPIC, saved.next_note):
-        note = read_note(record)
-        if note is not None:
-            _take(table, copies, lost_notes, note, record)
-    _settle(store, table, copies, lost_notes)
-    return table
-
-
-def _take(
-    table: StageTable, copies: dict[str, tuple[int, Record]], lost_notes: LostNotes, note: Note, record: Record
-) -> None:
-    """Apply a note to the table. ``copies``: by scope, the position in its last "copy" note, and its record."""
-    kind, values = note[0], note[1:]
-    if kind == STAGE:
-        name, first, count, topic, queue = values
-        table.add_messages(name, first, count, (topic, queue), record.queue_offset, record.store_timestamp)
-        lost_notes.take_stage(first, count)
-    elif kind == DROP:
-        table.drop_stages(values[0])
-    elif kind == COMMIT:
-        scope, sequence, names, dropped, counts = values
-        lost_notes.take_commit(zip(names, counts, strict=True))
-        for name in names:
-            table.stages.setdefault(name, Stage(name, record.queue_offset))  # its notes may be lost
-        table.commit_stages(scope, sequence, names, record.queue_offset)
-        table.drop_stages(dropped)
-    elif kind == COPY:
-        scope, sequence, position = values
-        copies[scope] = (position, record)
-        # Only committed messages are copied, so the commit note is lost.
-        if not table.is_committed(scope, sequence):
-            table.torn[scope] = sequence
-    elif kind == DONE:
-        scope, sequence = values
-        copies.pop(scope, None)
-        table.commits.pop(scope, None)
-        table.torn.pop(scope, None)
-        table.remember_sequence(scope, sequence)  # its commit note may be lost
-
-
-def _settle(
-    store: MessageStore, table: StageTable, copies: dict[str, tuple[int, Record]], lost_notes: LostNotes
-) -> None:
-    """Limit the restored ranges to messages that exist in the queue, and find how far copying has come."""
-    queue = store.queues.get(PREPARED_TOPIC, 0)
-    end = queue.max_offset if queue is not None else 0
-    # The last note may promise more messages than were stored before the crash.
-    table.cut_last_range(end)
-    lost_notes.recover_gap([each for commit in table.commits.values() for each in commit.stages], end)
-
-    # A stage that has lost messages must never be committed.
-    begin = store.queue_reads.first_offset(queue) if queue is not None else 0
-    lost = [
-        name for name, stage in table.stages.items() if stage.ranges[0].first < begin or _lost_of(store, stage.ranges)
-    ]
-    if lost:
-        log.error("dropping %d stages: some of their messages are no longer in the log", len(lost))
-        table.drop_stages(lost)
-    for scope, sequence in table.torn.items():
-        log.error(
-            "transaction %d of %s was being copied, but its commit note is lost: the broker copies no more of it",
-            sequence,
-            scope,
+    def _lost_of(self, ranges: Iterable[Range]) -> int:
+        """Return how many of these messages are lost to damage."""
+        lost_between = self._store.quarantine.lost_between
+        return sum(
+            end - first for each in ranges for first, end in lost_between(PREPARED_TOPIC, 0, each.first, each.end)
         )
 
-    # The copying of a commit continues where its copies in the log end.
-    for scope, commit in list(table.commits.items()):
-        # Create it again: the end of its last range is known only now.
-        stages = [each for each in commit.stages if each.ranges]
-        commit = table.commits[scope] = Commit(scope, commit.sequence, stages, commit.note_offset)
-        missing = _lost_of(store, [each for stage in stages for each in stage.ranges])
-        if missing:
-            log.error(
-                "transaction %d of %s is committed, but %d of its messages are lost to damage of the log",
-                commit.sequence,
-                scope,
-                missing,
-            )
-        if queue is not None:
-            commit.position = _copied(store, queue, commit, copies.get(scope))
+    def _copied(self, queue: ConsumeQueue, commit: Commit) -> int:
+        """Return how many messages of a transaction are copied.
 
-
-def _lost_of(store: MessageStore, ranges: Iterable[Range]) -> int:
-    """Return how many of these messages are lost to damage."""
-    return sum(
-        end - first
-        for each in ranges
-        for first, end in store.quarantine.lost_between(PREPARED_TOPIC, 0, each.first, each.end)
-    )
-
-
-def _copied(store: MessageStore, queue: ConsumeQueue, commit: Commit, last: tuple[int, Record] | None) -> int:
-    """Return how many messages of a transaction are copied.
-
-    These are the messages up to the position in its ``last`` copy note, and the copies after that note. If copy
-    notes may be in holes of the log, the copies after each such hole count too.
-    """
-    position, note_offset, begins = 0, commit.note_offset, []
-    if last is not None:
-        position, note = last
-        note_offset, begins = note.queue_offset, [note.physical_offset + len(note.encode())]
-    holes = [hole for hole in store.quarantine if any(_has_later_notes(each, note_offset) for each in hole.lost)]
-    begins += [hole.end_offset for hole in holes]
-    if not begins:
-        return position
-    # At most a step's copies follow a note, but any number may follow a hole that swallowed notes.
-    ranges = commit.ranges_from(position, commit.messages if holes else RECORDS_A_STEP)
-    units = [
-        np.frombuffer(queue.read_units(each.first, each.end - each.first, hot=False), UNIT_DTYPE) for each in ranges
-    ]
-    # The empty array, because numpy does not concatenate an empty list.
-    places = np.concatenate([np.zeros(0, np.int64), *(each["physical_offset"].astype(np.int64) for each in units)])
-    order = np.argsort(places)
-    places = places[order]
-
-    def index_of(staged_at: int) -> int:
-        """Return the index in the transaction of the message at this physical offset, or -1."""
-        at = int(np.searchsorted(places, staged_at))
-        return position + int(order[at]) if at < len(places) and places[at] == staged_at else -1
-
-    return max([position, *(_copied_after(store, begin, index_of) for begin in begins)])
-
-
-def _has_later_notes(lost: LostRange, queue_offset: int) -> bool:
-    return lost.topic == OP_PREPARED_TOPIC and lost.first + lost.messages > queue_offset
-
-
-def _copied_after(store: MessageStore, at: int, index_of: Callable[[int], int]) -> int:
-    """Return how many messages of a transaction are copied according to the copies from ``at`` on; 0 for no copies."""
-    position = 0
-    while at < store.write_offset:
-        if (hole := store.quarantine.find(at)) is not None:
-            at = hole.end_offset
-            continue
-        record = store.log_reads.record_at(at, 0)
-        if record is None:
-            file = store.commitlog.queue.find(at)
-            # Nothing at the very beginning of a file: the log ends here.
-            if file is None or file.start_offset == at:
-                break
-            at = file.end_offset  # the file was full
-            continue
-        index = index_of(record.prepared_transaction_offset)
-        if index < 0 or record.sys_flag & SysFlag.TRANSACTION_MASK != SysFlag.TRANSACTION_COMMIT:
-            break
-        position = index + 1
-        at += len(record.encode())
-    return position
-
-
-# ---- Copying of committed messages to their topics, in steps of about a millisecond, and expiry of stages.
-#
-# A step appends one note and, directly after it, the copies. If the broker is killed in between, the next
-# start finds the last copy, because each copy stores the offset of its staged message.
-
-
-class CommitCopier:
-    """The job of a ``LoopWorker``: it copies one committed transaction after the other, and expires idle stages."""
-
-    def __init__(self, staged: StagedTransactions) -> None:
-        self._staged = staged
-        self._redeliverer = staged.redeliverer
-        self._store = staged.redeliverer.store
-
-    def next_due_ms(self) -> int | None:
-        """Return when the next stage expires, or None."""
-        oldest_ms = self._staged.table.oldest_active_ms()
-        return None if oldest_ms is None else oldest_ms + self._staged.timeout_ms
-
-    def backlog(self) -> int:
-        """Return the number of committed messages that are not copied yet."""
-        return sum(each.commit.messages - each.commit.position for each in self._staged.pending.values())
-
-    async def step(self, now_ms: int) -> bool:
-        """Do one step; return whether there may be more to do now."""
-        return await self._copy() or self._expire(now_ms)
-
-    def _expire(self, now_ms: int) -> bool:
-        names = self._staged.table.idle_since(now_ms - self._staged.timeout_ms)
-        if names:
-            log.warning(
-                "stages expired: %s%s; dropping their messages, which were not committed in time",
-                ", ".join(names[:3]),
-                f" and {len(names) - 3} more" if len(names) > 3 else "",
-            )
-            self._staged.drop_stages(names, "expire")
-        return False
-
-    async def _copy(self) -> bool:
-        # A commit whose note is not acknowledged yet can still fail, and then no consumer may see its messages.
-        pending = next((each for each in self._staged.pending.values() if each.decided), None)
-        if pending is None:
-            return False
-        commit = pending.commit
-        if commit.position < commit.messages:
-            queue = self._store.queues.get(PREPARED_TOPIC, 0)
-            if queue is None or queue.max_offset < commit.end:
-                return False  # its last messages are not dispatched yet; the dispatch wakes this task
-            await self._copy_part(commit, queue)
-        else:
-            self._finish(pending)
-        return True
-
-    async def _copy_part(self, commit: Commit, queue: ConsumeQueue) -> None:
-        chosen, count = await self._choose(commit, queue)
-        note = [COPY, commit.scope, commit.sequence, commit.position]
-        await self._redeliverer.deliver(chosen, committed_by=lambda: self._staged.append_note(note))
-        # After the append: if that is refused, the next step copies the same messages.
-        commit.position += count
-
-    async def _choose(self, commit: Commit, queue: ConsumeQueue) -> tuple[np.ndarray, int]:
-        """Return (rows of the next step's messages, number of the transaction's messages that they cover)."""
-        units = [
-            await self._redeliverer.read_units(queue, part.first, part.end - part.first)
-            for part in commit.ranges_from(commit.position, RECORDS_A_STEP)
+        These are the messages up to the position in its last copy note, and the copies after that note. If copy
+        notes may be in holes of the log, the copies after each such hole count too.
+        """
+        position, note_offset, begins = 0, commit.note_offset, []
+        if commit.scope in self._copies:
+            position, note = self._copies[commit.scope]
+            note_offset, begins = note.queue_offset, [note.physical_offset + len(note.encode())]
+        holes = [
+            hole
+            for hole in self._store.quarantine
+            if any(each.topic == OP_PREPARED_TOPIC and each.first + each.messages > note_offset for each in hole.lost)
         ]
-        return choose(np.concatenate(units), 0)
+        begins += [hole.end_offset for hole in holes]
+        if not begins:
+            return position
+        # At most a step's copies follow a note, but any number may follow a hole that swallowed notes.
+        ranges = commit.ranges_from(position, commit.messages if holes else RECORDS_A_STEP)
+        units = [
+            np.frombuffer(queue.read_units(each.first, each.end - each.first, hot=False), UNIT_DTYPE) for each in ranges
+        ]
+        # The empty array, because numpy does not concatenate an empty list.
+        places = np.concatenate([np.zeros(0, np.int64), *(each["physical_offset"].astype(np.int64) for each in units)])
+        order = np.argsort(places)
+        places = places[order]
 
-    def _finish(self, pending: PendingCommit) -> None:
-        end_offset = self._staged.append_note([DONE, pending.commit.scope, pending.commit.sequence])
-        self._staged.finish_commit(pending, end_offset)
+        def index_of(staged_at: int) -> int:
+            """Return the index in the transaction of the message at this physical offset, or -1."""
+            at = int(np.searchsorted(places, staged_at))
+            return position + int(order[at]) if at < len(places) and places[at] == staged_at else -1
 
+        return max([position, *(self._copied_after(begin, index_of) for begin in begins)])
 
-def commit_worker(staged: StagedTransactions, loop: asyncio.AbstractEventLoop, on_fatal: OnFatal) -> LoopWorker:
-    """Return the worker that copies committed transactions and expires stages whenever necessary."""
-    worker = LoopWorker("the copying of committed transactions", CommitCopier(staged), loop, wall_ms, on_fatal)
-    staged.wake = worker.wake
-    return worker
+    def _copied_after(self, at: int, index_of: Callable[[int], int]) -> int:
+        """Return how many messages of a transaction are copied by the copies from ``at`` on; 0 for no copies."""
+        store, position = self._store, 0
+        while at < store.write_offset:
+            if (hole := store.quarantine.find(at)) is not None:
+                at = hole.end_offset
+                continue
+            record = store.log_reads.record_at(at, 0)
+            if record is None:
+                file = store.commitlog.queue.find(at)
+                # Nothing at the very beginning of a file: the log ends here.
+                if file is None or file.start_offset == at:
+                    break
+                at = file.end_offset  # the file was full
+                continue
+            index = index_of(record.prepared_transaction_offset)
+            if index < 0 or record.sys_flag & SysFlag.TRANSACTION_MASK != SysFlag.TRANSACTION_COMMIT:
+                break
+            position = index + 1
+            at += len(record.encode())
+        return position
 
 
 # ---- StagedTransactions: stores the messages of stages, commits them, and drops those that no client commits.
@@ -622,34 +520,26 @@ class CommitResult(NamedTuple):
 
 
 class StagedTransactions:
-    """The staged transactions of one broker. Runs on the event loop, except ``persist``.
-
-    ``now_ms``: wall clock; ``wake`` is called when there are messages to copy, or a new expiry to wait for.
-    """
+    """The staged transactions of one broker. Runs on the event loop, except ``persist``. ``now_ms``: the broker's
+    clock."""
 
     def __init__(
-        self,
-        writer: RecordWriter,
-        redeliverer: Redeliverer,
-        *,
-        timeout_ms: int,
-        stages_max: int,
-        now_ms: Callable[[], int],
+        self, writer: RecordWriter, deliverer: Deliverer, *, timeout_ms: int, stages_max: int, now_ms: Callable[[], int]
     ) -> None:
         self.table = StageTable()
-        self.wake: Callable[[], None] = lambda: None
         self.pending: dict[str, PendingCommit] = {}
         """By scope, in the order of their commits."""
         self.outcomes = {"commit": 0, "abort": 0, "expire": 0}
         """Number of stages that ended since the start, by outcome."""
         self.timeout_ms = timeout_ms
-        self.redeliverer = redeliverer
-        self.writer = writer
+        self._deliverer = deliverer
+        self._writer = writer
         self._store = writer.store
         self._loop: asyncio.AbstractEventLoop = writer.loop
         self.stages_max = stages_max
         self._now_ms = now_ms
         self._save_due = False
+        self._worker: LoopWorker | None = None
 
     def restore(self, table: StageTable) -> None:
         """Take over the state restored from the log."""
@@ -662,7 +552,21 @@ class StagedTransactions:
                 len(table.stages),
                 len(table.commits),
             )
-        self.wake()
+
+    def start(self, on_fatal: OnFatal) -> None:
+        """From now on, copy committed messages and drop stages that expire."""
+        self._worker = LoopWorker("the copying of committed transactions", self, self._loop, self._now_ms, on_fatal)
+        self._worker.start()
+
+    async def stop(self) -> None:
+        """Stop copying; wait for the running step."""
+        if self._worker is not None:
+            await self._worker.stop()
+
+    def wake(self) -> None:
+        """Announce messages to copy, or a new expiry to wait for."""
+        if self._worker is not None:
+            self._worker.wake()
 
     # ---- staging
 
@@ -701,7 +605,7 @@ class StagedTransactions:
 
     def append_note(self, note: Note) -> int:
         """Append a note; return the end of the log after it."""
-        return self.writer.append_records([note_record(note, self._now_ms(), self._store.commitlog.store_host)])
+        return self._writer.append_records([note_record(note, self._now_ms(), self._store.commitlog.store_host)])
 
     # ---- ending
 
@@ -795,15 +699,8 @@ class StagedTransactions:
         self.wake()
 
     def _when_safe(self, pending: PendingCommit, end_offset: int, done: Done) -> None:
-        when = self.writer.when_on_disk if pending.sync else self.writer.when_acknowledged
+        when = self._writer.when_on_disk if pending.sync else self._writer.when_acknowledged
         when(end_offset, done)
-
-    def finish_commit(self, pending: PendingCommit, end_offset: int) -> None:
-        """Finish a transaction whose copies and final note are in the log below ``end_offset``."""
-        self.table.remove_commit(pending.commit)
-        del self.pending[pending.commit.scope]
-        self._when_safe(pending, end_offset, pending.report)
-        self.schedule_snapshot()
 
     def _to_drop(self, prefix: str, may_drop: MayDrop | None) -> list[str]:
         names = self.table.names_with_prefix(prefix)
@@ -829,6 +726,67 @@ class StagedTransactions:
             self.outcomes[outcome] += len(names)
             self.schedule_snapshot()
         return end_offset
+
+    # ---- the job of a ``LoopWorker``: copying, in steps of about a millisecond, and expiry
+    #
+    # A step appends one note and, directly after it, the copies. If the broker is killed in between, the next start
+    # finds the last copy, because each copy stores the offset of its staged message.
+
+    def next_due_ms(self) -> int | None:
+        """Return when the next stage expires, or None."""
+        oldest_ms = self.table.oldest_active_ms()
+        return None if oldest_ms is None else oldest_ms + self.timeout_ms
+
+    def backlog(self) -> int:
+        """Return the number of committed messages that are not copied yet."""
+        return sum(each.commit.messages - each.commit.position for each in self.pending.values())
+
+    async def step(self, now_ms: int) -> bool:
+        """Do one step; return whether there may be more to do now."""
+        if await self._copy():
+            return True
+        self._expire(now_ms)
+        return False
+
+    async def _copy(self) -> bool:
+        # A commit whose note is not acknowledged yet can still fail, and then no consumer may see its messages.
+        pending = next((each for each in self.pending.values() if each.decided), None)
+        if pending is None:
+            return False
+        commit = pending.commit
+        if commit.position < commit.messages:
+            queue = self._store.queues.get(PREPARED_TOPIC, 0)
+            if queue is None or queue.max_offset < commit.end:
+                return False  # its last messages are not dispatched yet; the dispatch wakes this task
+            await self._copy_part(commit, queue)
+        else:
+            end_offset = self.append_note([DONE, commit.scope, commit.sequence])
+            self.table.remove_commit(commit)
+            del self.pending[commit.scope]
+            self._when_safe(pending, end_offset, pending.report)
+            self.schedule_snapshot()
+        return True
+
+    async def _copy_part(self, commit: Commit, queue: ConsumeQueue) -> None:
+        units = [
+            await self._deliverer.read_units(queue, part.first, part.end - part.first)
+            for part in commit.ranges_from(commit.position, RECORDS_A_STEP)
+        ]
+        chosen, count = choose(np.concatenate(units), 0)
+        note = [COPY, commit.scope, commit.sequence, commit.position]
+        await self._deliverer.deliver(chosen, committed_by=lambda: self.append_note(note))
+        # After the append: if that is refused, the next step copies the same messages.
+        commit.position += count
+
+    def _expire(self, now_ms: int) -> None:
+        names = self.table.idle_since(now_ms - self.timeout_ms)
+        if names:
+            log.warning(
+                "stages expired: %s%s; dropping their messages, which were not committed in time",
+                ", ".join(names[:3]),
+                f" and {len(names) - 3} more" if len(names) > 3 else "",
+            )
+            self.drop_stages(names, "expire")
 
     # ---- progress
 

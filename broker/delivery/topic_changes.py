@@ -23,7 +23,7 @@ from ...protocol.errors import (
     TopicExistsAlready,
 )
 from ...protocol.names import check_name, is_system_topic
-from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX, UNREADABLE_TOPICS, group_of_retries
+from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX, group_of_retries
 from ..background.loop_work import called_back
 from ..store import TopicConfig
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ...protocol.commands import UpdateAndCreateTopicRequest
     from ..background.held_pulls import PullRequestHoldService
     from ..store import MessageStore
-    from ..store.tables.topic_table import TopicTable
     from .client_handle import Requester
 
 log = logging.getLogger(__name__)
@@ -306,26 +305,3 @@ def _check_retention(params: UpdateAndCreateTopicRequest) -> None:
             f"topic {params.topic} holds messages that group {group} still has to receive again; it cannot have a "
             "retention of its own"
         )
-
-
-# ---- The rules for topics whose messages clients read.
-
-
-def check_readable(topics: TopicTable, name: str) -> None:
-    """Raise if the topic does not exist or must not be read."""
-    topic = topics.existing(name)
-    if name in UNREADABLE_TOPICS:
-        raise _not_delivered(name)
-    if not topic.readable:
-        raise NoPermission(f"topic {name} is not readable (perm {topic.perm}); add 4 to its perm to allow reading")
-
-
-def check_has_messages(topics: TopicTable, name: str) -> None:
-    """Raise if no client may read messages of the topic."""
-    if name in UNREADABLE_TOPICS:  # checked first: the error must not depend on whether the topic exists yet
-        raise _not_delivered(name)
-    check_readable(topics, name)
-
-
-def _not_delivered(name: str) -> NoPermission:
-    return NoPermission(f"topic {name} is a system topic of the broker; its messages are not delivered yet")

@@ -26,7 +26,6 @@ from ...protocol.errors import CommitIllegal, EpochFenced, InvalidParameter, Que
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_client_group, check_name
 from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX, MEMBER_SEPARATOR, RETRY_TOPIC_PREFIX, popped_from
-from ..delivery.topic_changes import check_readable
 from ..store import WouldBlock
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ async def search_offset_by_timestamp(request: Request, store: MessageStore) -> N
     """Return the first offset whose store time is not before the given time."""
     params = decode_fields(SearchOffsetByTimestampRequest, request.frame.fields)
     topic, queue, timestamp_ms = params.topic, params.queue, params.timestamp_ms
-    check_readable(store.topics, topic)
+    store.topics.check_readable(topic)
     # Before the search: if the time has come, every message of that time or later is behind what the search sees.
     left_ms = max(0, timestamp_ms - store.commitlog.next_store_ms())
     await request.dispatched()
@@ -59,7 +58,7 @@ async def search_offset_by_timestamp(request: Request, store: MessageStore) -> N
 async def get_max_offset(request: Request, store: MessageStore) -> None:
     """Return the offset that the queue's next message will have."""
     params = decode_fields(QueueRequest, request.frame.fields)
-    check_readable(store.topics, params.topic)
+    store.topics.check_readable(params.topic)
     await request.dispatched()
     request.respond(OffsetAnswer(offset=store.queue_reads.max_offset(params.topic, params.queue)))
 
@@ -67,7 +66,7 @@ async def get_max_offset(request: Request, store: MessageStore) -> None:
 async def get_min_offset(request: Request, store: MessageStore) -> None:
     """Return the queue's first readable offset."""
     params = decode_fields(QueueRequest, request.frame.fields)
-    check_readable(store.topics, params.topic)
+    store.topics.check_readable(params.topic)
     offset = await request.read(lambda hot: store.queue_reads.min_offset(params.topic, params.queue, hot=hot))
     request.respond(OffsetAnswer(offset=offset))
 
@@ -75,7 +74,7 @@ async def get_min_offset(request: Request, store: MessageStore) -> None:
 async def get_earliest_msg_storetime(request: Request, store: MessageStore) -> None:
     """Return the store time of the queue's first message, or -1 if the queue is empty."""
     params = decode_fields(QueueRequest, request.frame.fields)
-    check_readable(store.topics, params.topic)
+    store.topics.check_readable(params.topic)
     await request.dispatched()
     timestamp_ms = await request.read(
         lambda hot: store.queue_reads.earliest_store_time(params.topic, params.queue, hot=hot)
@@ -87,7 +86,7 @@ def query_consumer_offset(request: Request, store: MessageStore) -> None:
     """Return the committed offsets of a group in a topic, for one queue or for all."""
     params = decode_fields(QueryConsumerOffsetRequest, request.frame.fields)
     check_name("group", params.group)
-    check_readable(store.topics, params.topic)
+    store.topics.check_readable(params.topic)
     committed = store.consumer_offsets.committed(params.group, params.topic)
     entries = [
         CONSUMER_OFFSET_STRUCT.pack(queue, offset)
@@ -106,7 +105,7 @@ async def update_consumer_offset(request: Request, store: MessageStore, groups: 
     """
     params = decode_fields(UpdateConsumerOffsetRequest, request.frame.fields)
     check_client_group(params.group)
-    check_readable(store.topics, params.topic)
+    store.topics.check_readable(params.topic)
     body_bytes = request.frame.body_end - request.frame.body_at
     if body_bytes != params.count * CONSUMER_OFFSET_STRUCT.size:
         raise InvalidParameter(
@@ -202,7 +201,7 @@ async def get_consume_stats(request: Request, store: MessageStore, groups: Group
     if params.group:
         check_name("group", params.group)
     if params.topic:
-        check_readable(store.topics, params.topic)
+        store.topics.check_readable(params.topic)
 
     await request.dispatched()
     wanted = [

@@ -33,11 +33,10 @@ from ...protocol.fields import decode_fields
 from ...protocol.names import check_client_group
 from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX, old_pop_retry_topic, pop_retry_topic
 from ...protocol.storage.layout import RECORD
-from ..delivery.groups.retry import RetryPolicy
 from ..delivery.old_retries import OldRetries, is_alone
 from ..delivery.pop.service import ALL_QUEUES, WaitEnd
 from ..delivery.pop.table import QueueKey, Take
-from ..delivery.topic_changes import check_has_messages, check_readable
+from ..delivery.redelivery import NOT_COUNTED
 from ..filters import compile_filter
 from ..store import CorruptLog, DamagedRecord, PullResult, PullSelection, WouldBlock
 from .groups import STARTS
@@ -125,7 +124,7 @@ def check_may_pop(request: Request, broker: Broker, group: str, topic: str) -> N
     if (access := request.peer.access) is not None:
         access.check(Need((CONSUME,), TOPIC, topic))
         access.check(Need((CONSUME,), GROUP, group))
-    check_readable(broker.store.topics, topic)
+    broker.store.topics.check_readable(topic)
     if not broker.store.groups.may_consume(group):
         raise NoPermission(f"group {group} is disabled; to enable it, set its consumeEnable")
     broker.groups.clients.check_may_consume(group)
@@ -486,8 +485,6 @@ def _records(pulled: PullResult) -> tuple[list[int], list[memoryview]]:
 # ---- Work queues: POP_MESSAGE, ACK_MESSAGE and CHANGE_MESSAGE_INVISIBLETIME. RocketMQ's requests use the same
 # service.
 
-NOT_COUNTED = RetryPolicy(is_attempt=False)
-
 
 def pop_message(request: Request, broker: Broker, pops: PopService) -> None:
     """Answer a pop with messages, at once or when some arrive."""
@@ -496,7 +493,7 @@ def pop_message(request: Request, broker: Broker, pops: PopService) -> None:
     if params.start not in STARTS:
         raise InvalidParameter(f"start must be first, last or time, not {params.start!r}")
     store, groups = broker.store, broker.groups
-    check_has_messages(store.topics, params.topic)
+    store.topics.check_has_messages(params.topic)
     if params.topic.startswith(RETRY_TOPIC_PREFIX):
         raise InvalidParameter(
             f"topic {params.topic} has messages to be delivered again; they come with those of the topic that they "
@@ -575,5 +572,5 @@ async def change_message_invisibletime(request: Request, pops: PopService) -> No
         return
 
     request.deferred.check_may_wait()
-    valid, *_ = await pops.give_back(receipts, [""] * len(receipts), NOT_COUNTED)
+    valid, *_ = await pops.redeliver(receipts, [""] * len(receipts), NOT_COUNTED)
     _answer(request, valid)

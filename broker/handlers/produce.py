@@ -18,9 +18,8 @@ from ...protocol.errors import (
     TopicNotExist,
 )
 from ...protocol.fields import decode_fields
-from ...protocol.frames import FRAME_LENGTH_BYTES, REQUEST
+from ...protocol.frames import FRAME_LENGTH_BYTES, REQUEST, encode_produce_answer
 from ...protocol.names import check_name, is_system_topic, may_produce_to
-from ...protocol.produce_frame import encode_produce_answer
 from ...protocol.storage.delivery import HALF_TOPIC, PREPARED_TOPIC
 from ...protocol.storage.record import encode_properties
 from ..config import BUSY_RETRY_AFTER_MS, PRODUCE_MESSAGES_MAX

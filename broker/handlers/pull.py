@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ...protocol.auth.permissions import CONSUME, GROUP, TOPIC, Need
-from ...protocol.commands import PullRequest
+from ...protocol.commands import PullRequest, RecordsAnswer
 from ...protocol.errors import (
     PULL_NOT_FOUND,
     SUCCESS,
@@ -16,17 +16,18 @@ from ...protocol.errors import (
     MessageDamaged,
     OffsetOutOfRange,
 )
-from ...protocol.fields import decode_fields
+from ...protocol.fields import decode_fields, encode_fields
+from ...protocol.frames import RESPONSE, encode_head, encode_records_head
 from ...protocol.names import check_client_group
 from ...protocol.storage.javahash import tags_code
 from ...protocol.storage.layout import RECORD_BYTES_MIN
 from ..background.held_pulls import PASSED_OVER_S, Wake
-from ..delivery.topic_changes import check_has_messages, check_readable
 from ..filters import compile_filter
 from ..memo import remembered
 from ..store import CorruptLog, DamagedRecord, PullResult, PullSelection, WouldBlock
 
 if TYPE_CHECKING:
+    from ...protocol.errors import BrokerError
     from ..background.held_pulls import HeldPull, Share
     from ..filters import Filter
     from ..replication.member.replica_member import ReplicaMember
@@ -55,50 +56,83 @@ _NO_BODY = bytearray()
 log = logging.getLogger(__name__)
 
 
+class PullContext:
+    """What depends on the protocol of a pull: FlintMQ's own, and the base for the gateway's."""
+
+    __slots__ = ()
+
+    def check(self, request: Request, params: PullRequest) -> None:
+        """Raise if the client may not read the queue for the group, or no longer: a pull may have waited."""
+        if params.member:
+            request.broker.groups.check_holder(params.group, params.member, params.epoch, params.topic, params.queue)
+
+    def note(self, request: Request, params: PullRequest, pulled: PullResult) -> None:
+        """Note what a member of the group gets."""
+        if params.member:
+            request.broker.groups.note_pulled(params.group, params.topic, params.queue, pulled.next_offset)
+
+    def out_of_range(self, offset: int, error: OffsetOutOfRange) -> BrokerError:
+        """Return the error of a pull from ``offset``, which is outside of its queue."""
+        return error
+
+    def respond(self, request: Request, pulled: PullResult, lost: tuple[int, int] | None) -> None:
+        """Respond to a pull. ``lost``: number of messages that damage took from its range, and the first's offset."""
+        code, body, request_id = pulled.code, pulled.body, request.frame.request_id
+        numbers = pulled.count, pulled.next_offset, pulled.min_offset, pulled.max_offset
+        if lost is None:
+            head = encode_records_head(code, request_id, *numbers, len(body))
+        else:
+            head = encode_head(RESPONSE, code, request_id, encode_fields(RecordsAnswer(*numbers, *lost)), len(body))
+        request.respond_encoded(head, body)
+
+
+NATIVE = PullContext()
+
+
 def pull(request: Request, broker: Broker, member: ReplicaMember | None) -> None:
     """Answer a pull from memory, pass it to a reader thread, or hold it."""
     params = decode_fields(PullRequest, request.frame.fields)
-    _check(request, broker, params)
+    _check(request, broker, params, NATIVE)
     if member is None and not (params.tags or params.filter):  # a member of a replica set may become a follower
         request.source.repeated.keep_pull(request, params)
-    _begin(request, broker, params)
+    _begin(request, broker, params, NATIVE)
 
 
-def pull_records(request: Request, broker: Broker, params: PullRequest) -> None:
+def pull_records(request: Request, broker: Broker, params: PullRequest, context: PullContext) -> None:
     """Answer a decoded pull from memory, pass it to a reader thread, or hold it."""
-    _check(request, broker, params)
-    _begin(request, broker, params)
+    _check(request, broker, params, context)
+    _begin(request, broker, params, context)
 
 
 def pull_again(request: Request, broker: Broker, params: PullRequest) -> None:
     """Answer a pull without tags or a filter that differs from an accepted one only in its offset."""
-    request.attempt(lambda: _pull_again(request, broker, params))
+
+    def accept() -> None:
+        NATIVE.check(request, params)  # the member may have lost the queue
+        _plan(request, broker, params, NATIVE)
+
+    request.attempt(accept)
 
 
-def _pull_again(request: Request, broker: Broker, params: PullRequest) -> None:
-    request.check_pull(params)  # the member may have lost the queue
-    _select(request, broker, params)
-
-
-def _check(request: Request, broker: Broker, params: PullRequest) -> None:
-    check_has_messages(broker.store.topics, params.topic)
-    request.check_pull(params)
+def _check(request: Request, broker: Broker, params: PullRequest, context: PullContext) -> None:
+    broker.store.topics.check_has_messages(params.topic)
+    context.check(request, params)
     if params.group and not params.member:
         check_client_group(params.group)
 
 
-def _begin(request: Request, broker: Broker, params: PullRequest) -> None:
+def _begin(request: Request, broker: Broker, params: PullRequest, context: PullContext) -> None:
     if len(params.tags) + len(params.filter) > PARSED_AT_ONCE_CHARS:
         # Parsing takes up to 2 ms. Each connection may send such a pull in the same turn of the loop, and together
         # they would block all others.
         request.deferred.check_may_wait()
-        request.step(lambda: _select(request, broker, params))
+        request.step(lambda: _plan(request, broker, params, context))
     else:
-        _select(request, broker, params)
+        _plan(request, broker, params, context)
 
 
-def _select(request: Request, broker: Broker, params: PullRequest) -> None:
-    """Parse the tags and the filter of a pull, and start it."""
+def _plan(request: Request, broker: Broker, params: PullRequest, context: PullContext) -> None:
+    """Parse the tags and the filter of a pull; answer it, let it search, or hold it."""
     tags = parse_tags(params.tags) if params.tags else None
     records = compile_filter(params.filter) if params.filter else None
     room = broker.limits.frame_bytes_max - HEAD_BYTES_MAX
@@ -113,45 +147,52 @@ def _select(request: Request, broker: Broker, params: PullRequest) -> None:
     # end; a pull that selects may reach the end although it starts long before it.
     selects = tags is not None or records is not None
     if ahead == 0 and params.wait_ms and records is None:
-        _Pull(request, broker, params, tags).hold()  # the usual case of a consumer that has read everything
+        PendingPull(request, params, context, tags).hold()  # the usual case of a consumer that has read everything
     elif ahead > 0 or (not params.wait_ms and (ahead == 0 or selects)):
-        request.after_dispatch(lambda: _pull(request, broker, params, tags, records))
+        request.after_dispatch(lambda: _answer_or_search(request, params, context, tags, records))
     else:
-        _pull(request, broker, params, tags, records, queue)
+        _answer_or_search(request, params, context, tags, records, queue)
 
 
-def _pull(
+def _answer_or_search(
     request: Request,
-    broker: Broker,
     params: PullRequest,
+    context: PullContext,
     tags: frozenset[int] | None,
     records: Filter | None,
     queue: ConsumeQueue | None = None,
 ) -> None:
     """Answer a pull from memory, or read for it later. ``queue``: the queue, if it was looked up in this turn."""
+    broker = request.broker
     if records is not None:
-        filtered = _FilteredPull(request, broker, params, tags, records)
+        filtered = FilteredPull(request, params, context, tags, records)
         request.deferred.check_may_wait()
         filtered.next_step()
         return
     queue = queue or broker.store.queue_reads.queue(params.topic, params.queue)
     if not broker.send_memory.may_read(request.responses) or _is_large(broker, params, params.offset, queue):
-        _Pull(request, broker, params, tags).read()
+        PendingPull(request, params, context, tags).read()
         return
     try:
         selection = PullSelection(params.max_count, params.max_bytes, tags)
-        pulled = _read(broker, params, params.offset, selection, hot=True, queue=queue)
+        pulled = _read(broker, params, context, params.offset, selection, hot=True, queue=queue)
     except WouldBlock:
-        _Pull(request, broker, params, tags).read()
+        PendingPull(request, params, context, tags).read()
         return
     if pulled.code == PULL_NOT_FOUND and params.wait_ms:
-        _Pull(request, broker, params, tags).pulled(pulled)
+        PendingPull(request, params, context, tags).pulled(pulled)
     else:
-        send_pulled(request, broker, params, pulled)
+        send_pulled(request, params, context, pulled)
 
 
 def _read(
-    broker: Broker, params: PullRequest, offset: int, selection: PullSelection, hot: bool, queue: ConsumeQueue | None
+    broker: Broker,
+    params: PullRequest,
+    context: PullContext,
+    offset: int,
+    selection: PullSelection,
+    hot: bool,
+    queue: ConsumeQueue | None,
 ) -> PullResult:
     """Read records as ``Pulls.pull`` does, as many as memory allows; move a group that asks for expired messages."""
     bytes_max = broker.send_memory.answer_bytes()
@@ -171,7 +212,7 @@ def _read(
                 broker.offset_mover.move(*moved)
             else:  # in a reader thread; groups belong to the loop
                 broker.loop.call_soon_threadsafe(broker.offset_mover.move, *moved)
-        raise
+        raise context.out_of_range(offset, error) from None
     except DamagedRecord as error:
         log.error("%s", error)
         raise MessageDamaged(str(error), queue_offset=error.queue_offset) from error
@@ -198,20 +239,21 @@ def parse_tags(expression: str) -> frozenset[int] | None:
     return frozenset(tags_code(tag) for tag in tags)
 
 
-def send_pulled(request: Request, broker: Broker, params: PullRequest, pulled: PullResult) -> None:
+def send_pulled(request: Request, params: PullRequest, context: PullContext, pulled: PullResult) -> None:
     """Send the response to a pull."""
+    broker = request.broker
     if len(pulled.body) + HEAD_BYTES_MAX > broker.limits.frame_bytes_max:
         raise BrokerFailure(
             f"the record is too large for a response: {len(pulled.body)} bytes; raise limits.frame_bytes_max, "
             f"which is {broker.limits.frame_bytes_max}"
         )
-    request.note_pulled(params, pulled)
+    context.note(request, params, pulled)
     traffic = broker.counters.pulled.of(params.topic)
     traffic.frames += 1
     traffic.messages += pulled.count
     traffic.bytes += len(pulled.body)
     lost = _lost(broker, params, pulled.next_offset) if broker.store.quarantine else None
-    request.respond_pulled(pulled, lost)
+    context.respond(request, pulled, lost)
 
 
 def _lost(broker: Broker, params: PullRequest, next_offset: int) -> tuple[int, int] | None:
@@ -220,19 +262,20 @@ def _lost(broker: Broker, params: PullRequest, next_offset: int) -> tuple[int, i
     return (sum(end - first for first, end in lost), lost[0][0]) if lost else None
 
 
-class _Pull:
+class PendingPull:
     """A pull that could not be answered at once. Its offset advances while no message matches its tags."""
 
-    __slots__ = ("broker", "busy_s", "deadline", "held", "offset", "params", "request", "share", "tags")
+    __slots__ = ("broker", "busy_s", "context", "deadline", "held", "offset", "params", "request", "share", "tags")
 
     def __init__(
         self,
         request: Request,
-        broker: Broker,
         params: PullRequest,
+        context: PullContext,
         tags: frozenset[int] | None,
         records: Filter | None = None,
     ) -> None:
+        broker = request.broker
         # A waiting frame must not keep the receive buffer alive, nor memory for unknown fields that the client sent.
         request.frame.buffer, request.frame.fields = _NO_BODY, {}
         self.share: Share | None = None
@@ -245,6 +288,7 @@ class _Pull:
         self.request = request
         self.broker = broker
         self.params = params
+        self.context = context
         self.tags = tags
         self.offset = params.offset
         self.deadline = broker.loop.time() + params.wait_ms / 1000
@@ -265,7 +309,7 @@ class _Pull:
             if _is_large(broker, params, self.offset, queue):
                 raise WouldBlock
         selection = PullSelection(params.max_count, params.max_bytes, self.tags)
-        return _read(broker, params, self.offset, selection, hot, queue)
+        return _read(broker, params, self.context, self.offset, selection, hot, queue)
 
     def _check_again(self) -> None:
         """Check the preconditions again, which may have changed while the pull waited."""
@@ -273,14 +317,14 @@ class _Pull:
             self.request.peer.access.check(Need((CONSUME,), TOPIC, self.params.topic))
             if self.params.group:
                 self.request.peer.access.check(Need((CONSUME,), GROUP, self.params.group))
-        check_readable(self.broker.store.topics, self.params.topic)
-        self.request.check_pull(self.params)
+        self.broker.store.topics.check_readable(self.params.topic)
+        self.context.check(self.request, self.params)
 
     def pulled(self, pulled: PullResult) -> None:
         """Respond, or hold the pull if nothing was found and there is time left."""
         broker, params = self.broker, self.params
         if pulled.code != PULL_NOT_FOUND or broker.loop.time() >= self.deadline:
-            send_pulled(self.request, broker, params, pulled)
+            send_pulled(self.request, params, self.context, pulled)
             return
         self.offset = max(self.offset, pulled.next_offset)
         if params.group and self.offset > params.offset:
@@ -361,18 +405,18 @@ class _Pull:
             self.read()
             return
         self._check_again()
-        send_pulled(request, self.broker, params, pulled)
+        send_pulled(request, params, self.context, pulled)
 
 
-class _FilteredPull(_Pull):
+class FilteredPull(PendingPull):
     """A pull with a filter: each step examines a few hundred records, and one response returns all matches."""
 
     __slots__ = ("bytes_left", "count_left", "found", "found_bytes", "records", "steps")
 
     def __init__(
-        self, request: Request, broker: Broker, params: PullRequest, tags: frozenset[int] | None, records: Filter
+        self, request: Request, params: PullRequest, context: PullContext, tags: frozenset[int] | None, records: Filter
     ) -> None:
-        super().__init__(request, broker, params, tags, records)
+        super().__init__(request, params, context, tags, records)
         assert self.share is not None
         self.records = self.share.selection.records
         self.found: list[PullResult] = []
@@ -395,7 +439,7 @@ class _FilteredPull(_Pull):
         if hot:
             self._check_again()
         selection = PullSelection(self.count_left, self.bytes_left, self.tags, self.records, not self.found)
-        return _read(self.broker, self.params, self.offset, selection, hot, None)
+        return _read(self.broker, self.params, self.context, self.offset, selection, hot, None)
 
     def pulled(self, pulled: PullResult) -> None:
         """Continue the search, return the matches, or hold the pull if there are none and time is left."""
@@ -430,7 +474,7 @@ class _FilteredPull(_Pull):
         return broker.send_memory.answer_bytes() // (1 + len(broker.holds.turns) + len(broker.cold_reads))
 
     def _send_found(self) -> None:
-        send_pulled(self.request, self.broker, self.params, _together(self.found, self.offset))
+        send_pulled(self.request, self.params, self.context, _together(self.found, self.offset))
 
     def _resume(self) -> None:
         self.request.frame.began = time.monotonic() - self.busy_s

@@ -21,7 +21,6 @@ from ...protocol.commands import (
 from ...protocol.errors import BrokerFailure, InvalidParameter
 from ...protocol.fields import decode_fields
 from ...protocol.frames import HEADER_BYTES_MAX
-from ..delivery.topic_changes import check_has_messages
 from ..filters import compile_filter
 from ..store import KeySearch, WouldBlock
 from ..store.read.pages import PageBounds, PageSelection
@@ -42,7 +41,7 @@ async def query_by_key(request: Request, store: MessageStore, limits: LimitsSect
     params = decode_fields(QueryByKeyRequest, request.frame.fields)
     if params.begin_ms > params.end_ms:
         raise InvalidParameter(f"begin_ms {params.begin_ms} is after end_ms {params.end_ms}")
-    check_has_messages(store.topics, params.topic)
+    store.topics.check_has_messages(params.topic)
     max_count = params.max_count
     await request.dispatched()
     while True:
@@ -65,7 +64,7 @@ async def view_message_by_id(request: Request, store: MessageStore, limits: Limi
     """Return the record with an offset id or a unique key."""
     params = decode_fields(ViewMessageByIdRequest, request.frame.fields)
     if params.topic:
-        check_has_messages(store.topics, params.topic)
+        store.topics.check_has_messages(params.topic)
 
     may_show = shown_to(request)
     await request.dispatched()
@@ -108,7 +107,7 @@ async def browse_messages(request: Request, store: MessageStore) -> None:
         raise InvalidParameter(f"{given[0]} and {given[1]} both say where the page begins; give one of them")
     if params.queue_offset >= 0 and params.queue < 0:
         raise InvalidParameter("queue_offset needs the queue that it belongs to")
-    check_has_messages(store.topics, params.topic)
+    store.topics.check_has_messages(params.topic)
     bounds = PageBounds(params.backward, params.physical, params.since_ms, params.queue_offset)
 
     def read(hot: bool) -> MessagePage:

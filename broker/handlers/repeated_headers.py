@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 
 from ...protocol.commands import PULL, PullRequest
 from ...protocol.fields import I64_MAX, encode_fields
-from ...protocol.frames import REQUEST, REQUEST_ID_MAX, Frame
-from ...protocol.produce_frame import (
+from ...protocol.frames import (
     LENGTHS_BYTES,
     PRODUCE_BEGIN,
     PULL_BEGIN,
     PULL_END,
+    REQUEST,
+    REQUEST_ID_MAX,
     REQUEST_START,
+    Frame,
     ProduceHead,
     PullHead,
 )

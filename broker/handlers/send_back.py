@@ -11,12 +11,12 @@ from ...protocol.errors import DelayIllegal, InvalidParameter
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_name
 from ...protocol.storage.delivery import DELAY_LEVEL_MAX
-from ..delivery.groups.retry import RetryPolicy, SendBack
+from ..delivery.redelivery import FailedMessages, RetryPolicy
 from .pop import receipts_in
 
 if TYPE_CHECKING:
-    from ..delivery.groups.retry import RetryService
     from ..delivery.pop.service import PopService
+    from ..delivery.redelivery import RetryService
     from ..requests.request import Request
 
 
@@ -34,7 +34,7 @@ async def consumer_send_msg_back(request: Request, retries: RetryService, pops: 
     if params.topic:
         receipts = receipts_in(request, pops, params.group, params.topic, params.count)
         request.deferred.check_may_wait()
-        valid, retried, dead = await pops.give_back(receipts, params.reason_of_each(), policy)
+        valid, retried, dead = await pops.redeliver(receipts, params.reason_of_each(), policy)
         request.respond(SendMessageBackAnswer(retried=retried, dead=dead), bytes(valid))
         return
     body = bytes(request.frame.body)
@@ -44,8 +44,8 @@ async def consumer_send_msg_back(request: Request, retries: RetryService, pops: 
             f"offsets, got {len(body)}"
         )
     offsets = [offset for (offset,) in PHYSICAL_OFFSET_STRUCT.iter_unpack(body)]
-    messages = SendBack(params.group, offsets, policy, params.reason_of_each(), params.epoch)
-    retried, dead = await retries.store_again(request, messages, consumed_by(request))
+    messages = FailedMessages(params.group, offsets, policy, params.reason_of_each(), params.epoch)
+    retried, dead = await retries.redeliver(request, messages, consumed_by(request))
     request.respond(SendMessageBackAnswer(retried=retried, dead=dead))
 
 

@@ -29,8 +29,7 @@ from ..store import ProduceBatch, WouldBlock
 if TYPE_CHECKING:
     from ...protocol.commands import ProduceRequest
     from ..delivery.routing import HalfRequest
-    from ..delivery.transactions.service import TransactionalMessageService
-    from ..delivery.transactions.table import History, OpenTransaction
+    from ..delivery.transactions.service import History, OpenTransaction, TransactionalMessageService
     from ..requests.request import Request
     from ..security.users import UserRights
     from ..store import Appended, MessageStore

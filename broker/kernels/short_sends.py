@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from ...protocol.fields import I64_MAX
-from ...protocol.frames import REQUEST_ID_MAX
-from ...protocol.produce_frame import (
+from ...protocol.frames import (
     BEFORE_BORN,
     BEFORE_FIRST,
     HEAD_END,
     LENGTHS_BYTES,
     PRODUCE_BEGIN,
+    REQUEST_ID_MAX,
     REQUEST_START,
     encode_produce_answer,
 )

@@ -393,8 +393,8 @@ def _add_delays(out: Exposition, broker: Broker) -> None:
         catalog.DELAY_LATENESS,
         (((kind,), list(each.lateness.counts), each.lateness.seconds) for kind, each in figures.items()),
     )
-    out.add_one(catalog.DELAYED_PARKED, delays.redeliverer.parked)
-    out.add_one(catalog.DELAYED_UNREADABLE, delays.redeliverer.unreadable)
+    out.add_one(catalog.DELAYED_PARKED, delays.deliverer.parked)
+    out.add_one(catalog.DELAYED_UNREADABLE, delays.deliverer.unreadable)
 
 
 def _add_store(out: Exposition, broker: Broker) -> None:

@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...protocol.commands import PullRequest
-from ...protocol.errors import BrokerError, BrokerFailure, OffsetOutOfRange
+from ...protocol import errors
+from ...protocol.errors import BrokerError, BrokerFailure
 from ...protocol.frames import REQUEST, RESPONSE, Frame
 from ...protocol.remoting import codes
 from ...protocol.remoting.command import RemotingFrame, encode_head
 from ..requests.connected_client import Bytes
 from ..requests.request import RESPONSE_HEAD_BYTES_MAX, FrameSource, Request, author
-from ..store import PullResult
 from .json_fields import ExtFields, JsonFields
-from .results import code_of, remark_of
 
 if TYPE_CHECKING:
     from .gateway import RemotingGateway
 
 NO_FIELDS = ExtFields({})
-_SIZE_BYTES = 4
 
 
 # ---- The audit log's entries about requests that only RocketMQ's programs have, and about those that are
@@ -75,14 +72,13 @@ class RemotingSource(FrameSource, Protocol):
 class RemotingRequest(Request):
     """One request on the event loop. ``received``: its frame; ``frame``: the same, or its translation for FlintMQ.
 
-    ``gateway``: the state of all RocketMQ clients; ``ext``: the request's extension fields; ``asked``: a pull's queue
-    offset; ``group``: the group that it reads for, even if that group commits nothing; ``log_begin``: physical offset
-    of the log's end when its connection was opened; ``json``: the value in the body of a request that has JSON.
+    ``gateway``: the state of all RocketMQ clients; ``ext``: the request's extension fields; ``log_begin``: physical
+    offset of the log's end when its connection was opened; ``json``: the value in the body of a request that has JSON.
     """
 
     received: RemotingFrame
 
-    __slots__ = ("asked", "ext", "gateway", "group", "json", "log_begin")
+    __slots__ = ("ext", "gateway", "json", "log_begin")
 
     def __init__(self, source: RemotingSource, frame: RemotingFrame) -> None:
         super().__init__(source, frame)
@@ -90,8 +86,6 @@ class RemotingRequest(Request):
         self.ext = ExtFields(frame.fields)
         self.log_begin = source.log_begin
         self.json: Any = None
-        self.asked = 0
-        self.group = ""
 
     def json_body(self) -> JsonFields:
         """Return the JSON object in the body. Raises ``InvalidParameter``."""
@@ -152,45 +146,10 @@ class RemotingRequest(Request):
         """Respond with SUCCESS alone: the fields of FlintMQ's response have no meaning for a RocketMQ client."""
         self.reply()
 
-    def check_pull(self, params: PullRequest) -> None:
-        """Raise if the group has members of FlintMQ's own kind now, or if an operator has reset its offset."""
-        clients = self.broker.groups.clients
-        clients.check_may_consume(self.group)
-        offset = clients.take_reset(self.group, (params.topic, params.queue))
-        if offset is not None:
-            raise OffsetReset(offset)
-
-    def note_pulled(self, params: PullRequest, pulled: PullResult) -> None:
-        """Note and count what a client of the group gets."""
-        self.gateway.figures.count_pulled(params.topic, self.group, pulled.count, len(pulled.body))
-        group = self.broker.groups.clients.groups.get(params.group)
-        if group is not None and (client_id := group.by_remote.get(self.peer)) is not None:
-            group.pulled_by[params.topic, params.queue] = client_id
-            self.broker.groups.note_pulled(params.group, params.topic, params.queue, pulled.next_offset)
-
-    def respond_pulled(self, pulled: PullResult, lost: tuple[int, int] | None) -> None:
-        """Respond to a pull with its records, which are the wire format. Damaged ones are left out, with a remark."""
-        # The sizes that precede the records are for FlintMQ's own clients.
-        body = memoryview(pulled.body)[_SIZE_BYTES * pulled.count :]
-        code, remark = codes.SUCCESS, "FOUND"
-        if not pulled.count:
-            # If the filter skipped messages, the client continues after them at once.
-            passed = pulled.next_offset > self.asked
-            code = codes.PULL_RETRY_IMMEDIATELY if passed else codes.PULL_NOT_FOUND
-            remark = "NO_MATCHED_MESSAGE" if passed else "OFFSET_OVERFLOW_ONE"
-        if lost is not None:
-            remark = f"{remark}: {lost[0]} messages from offset {lost[1]} on were lost to damage"
-        fields = pull_fields(pulled.next_offset, pulled.min_offset, pulled.max_offset)
-        self.respond_encoded(self.head(code, fields, len(body), remark), body)
-
     def respond_error(self, error: BrokerError) -> None:
         """Send the result code of an error, and its words as the remark."""
-        code, remark, fields = code_of(error), remark_of(error), None
-        if isinstance(error, OffsetOutOfRange):
-            fields, remark = _moved(self.asked, error.min_offset, error.max_offset)
-        elif isinstance(error, OffsetReset):
-            fields, remark = pull_fields(error.offset, 0, error.offset), "OFFSET_RESET"
-        self.responses.send(self.head(code, fields, 0, remark))
+        fields = error.answer if isinstance(error, PullMoved) else None
+        self.responses.send(self.head(code_of(error), fields, 0, remark_of(error)))
 
     def command_name(self) -> str:
         """Return the code of RocketMQ's request, for the log."""
@@ -216,14 +175,14 @@ class RemotingRequest(Request):
         self.broker.audit.write(action, target, author=author(self.peer), outcome=error.name, reason=error.message)
 
 
-class OffsetReset(BrokerError):
-    """An operator has reset the group's offset since its last pull of the queue, to ``offset``."""
+class PullMoved(BrokerError):
+    """A pull must continue elsewhere: ``answer`` says where, and the message why, in a word of RocketMQ's."""
 
-    code, name, retriable = codes.PULL_OFFSET_MOVED, "OFFSET_RESET", True
+    code, name, retriable = codes.PULL_OFFSET_MOVED, "PULL_OFFSET_MOVED", True
 
-    def __init__(self, offset: int) -> None:
-        super().__init__(f"the offset was reset to {offset}")
-        self.offset = offset
+    def __init__(self, why: str, next_offset: int, min_offset: int, max_offset: int) -> None:
+        super().__init__(why)
+        self.answer = pull_fields(next_offset, min_offset, max_offset)
 
 
 def pull_fields(next_offset: int, min_offset: int, max_offset: int) -> dict[str, str]:
@@ -238,10 +197,47 @@ def pull_fields(next_offset: int, min_offset: int, max_offset: int) -> dict[str,
     }
 
 
-def _moved(asked: int, low: int, high: int) -> tuple[dict[str, str], str]:
-    """Return fields and remark of the answer to a pull outside of its queue, as ``DefaultMessageStore.getMessage``."""
-    if high == 0:
-        return pull_fields(0, low, high), "NO_MESSAGE_IN_QUEUE"
-    if asked < low:
-        return pull_fields(low, low, high), "OFFSET_TOO_SMALL"
-    return pull_fields(high, low, high), "OFFSET_OVERFLOW_BADLY"
+# ---- RocketMQ's result codes for FlintMQ's errors.
+
+REMARK_CHARS_MAX = 2_000
+"""Longest remark of an answer: some clients print it on one line."""
+
+_CODES: tuple[tuple[type[BrokerError], int], ...] = (
+    (errors.SystemBusy, codes.SYSTEM_BUSY),
+    (errors.UnknownCommand, codes.REQUEST_CODE_NOT_SUPPORTED),
+    (errors.MessageIllegal, codes.MESSAGE_ILLEGAL),
+    (errors.DelayIllegal, codes.MESSAGE_ILLEGAL),
+    (errors.ServiceNotAvailable, codes.SERVICE_NOT_AVAILABLE),
+    # A producer tries SERVICE_NOT_AVAILABLE again, at another broker of the route if there is one.
+    (errors.NotPrimary, codes.SERVICE_NOT_AVAILABLE),
+    (errors.NotEnoughReplicas, codes.SERVICE_NOT_AVAILABLE),
+    (errors.NoPermission, codes.NO_PERMISSION),
+    (errors.GroupKind, codes.NO_PERMISSION),
+    (errors.AuthenticationRequired, codes.NO_PERMISSION),
+    (errors.AuthenticationFailed, codes.NO_PERMISSION),
+    (errors.TopicNotExist, codes.TOPIC_NOT_EXIST),
+    (errors.OffsetOutOfRange, codes.PULL_OFFSET_MOVED),
+    (errors.FilterIllegal, codes.SUBSCRIPTION_PARSE_FAILED),
+    (errors.GroupNotExist, codes.SUBSCRIPTION_GROUP_NOT_EXIST),
+    (errors.InvalidParameter, codes.INVALID_PARAMETER),
+    (errors.QueueNotExist, codes.INVALID_PARAMETER),
+)
+
+
+def code_of(error: BrokerError) -> int:
+    """Return the result code of an error.
+
+    Errors that RocketMQ does not know are SYSTEM_ERROR: its clients raise them. A message that is not on disk in time
+    is one of them, because RocketMQ's FLUSH_DISK_TIMEOUT is a status of a successful send, which most programs ignore.
+    """
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    # An error that only this package raises already has RocketMQ's code.
+    return error.code if type(error).__module__.startswith(__package__) else codes.SYSTEM_ERROR
+
+
+def remark_of(error: BrokerError) -> str:
+    """Return the words of an error that fit into an answer."""
+    message = error.message
+    return message if len(message) <= REMARK_CHARS_MAX else f"{message[: REMARK_CHARS_MAX - 1]}…"

@@ -20,8 +20,8 @@ from ..delivery.deduplication import ProducerSequences
 from ..delivery.groups.admin import GroupAdmin
 from ..delivery.groups.coordinator import GroupChanges, GroupCoordinator, OffsetMover
 from ..delivery.groups.producer_groups import ProducerGroups
-from ..delivery.groups.retry import RetryService
 from ..delivery.pop.service import PopService
+from ..delivery.redelivery import RetryService
 from ..delivery.scheduled.worker import Delays
 from ..delivery.staged import StagedTransactions
 from ..delivery.topic_changes import TopicChanges, TopicService
@@ -216,7 +216,6 @@ class Broker:
         self.transaction_checks = TransactionalMessageCheckService(
             self.transactions,
             self.producer_groups,
-            self.writer,
             timeout_ms=rules.timeout_ms,
             check_interval_ms=rules.check_interval_ms,
             check_times_max=rules.check_times_max,
@@ -226,7 +225,7 @@ class Broker:
         self.transactions.on_open = self.transaction_checks.opened
         self.staged = StagedTransactions(
             self.writer,
-            self.delays.redeliverer,
+            self.delays.deliverer,
             timeout_ms=rules.prepared_timeout_ms,
             stages_max=rules.prepared_attempts_max,
             now_ms=self.delays.now_ms,

@@ -10,11 +10,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence, Sized
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from ...protocol.commands import COMMANDS, PRODUCE, Audit, RecordsAnswer
+from ...protocol.commands import COMMANDS, PRODUCE, Audit
 from ...protocol.errors import SUCCESS, BrokerError, BrokerFailure, SystemBusy
 from ...protocol.fields import encode_fields
 from ...protocol.frames import REQUEST, RESPONSE, encode_head
-from ...protocol.produce_frame import encode_records_head
 from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX
 from ..addresses import format_address
 from ..background.held_pulls import HELD_PULL_BYTES, Share, Shares
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from ..delivery.pop.service import Wait
     from ..security.audit import AuditLog
     from ..security.users import User
-    from ..store import PullResult, TopicConfig
+    from ..store import TopicConfig
     from .broker import Broker
     from .connected_client import Bytes, ConnectedClient, ResponseQueue
 
@@ -303,16 +302,6 @@ class Request:
         self.responses.send(head, body)
         self.responses.completed(self.frame)
 
-    def respond_pulled(self, pulled: PullResult, lost: tuple[int, int] | None) -> None:
-        """Respond to a pull. ``lost``: number of messages that damage took from its range, and the first's offset."""
-        code, body, request_id = pulled.code, pulled.body, self.frame.request_id
-        numbers = pulled.count, pulled.next_offset, pulled.min_offset, pulled.max_offset
-        if lost is None:
-            head = encode_records_head(code, request_id, *numbers, len(body))
-        else:
-            head = encode_head(RESPONSE, code, request_id, encode_fields(RecordsAnswer(*numbers, *lost)), len(body))
-        self.respond_encoded(head, body)
-
     def fail(self, error: BrokerError) -> None:
         """Respond with an error; audit it if its command is audited."""
         frame, responses = self.frame, self.responses
@@ -349,16 +338,6 @@ class Request:
     def refuse(self, error: BrokerError) -> None:
         """Respond with an error, accept nothing more from the client and close the connection."""
         self.source.turn_away(error, self.frame.request_id)
-
-    def check_pull(self, params: PullRequest) -> None:
-        """Raise if the client may not read the queue for the group, or no longer: a pull may have waited."""
-        if params.member:
-            self.broker.groups.check_holder(params.group, params.member, params.epoch, params.topic, params.queue)
-
-    def note_pulled(self, params: PullRequest, pulled: PullResult) -> None:
-        """Note what a member of the group gets."""
-        if params.member:
-            self.broker.groups.note_pulled(params.group, params.topic, params.queue, pulled.next_offset)
 
     def audit(self, command: Command, target: str, before: Any = None, after: Any = None) -> None:
         """Record that the client changed ``target``. ``before``, ``after``: JSON values; None if it did not exist."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ...protocol.display import MODES, escape
 from ...protocol.errors import FlintError, GroupNotExist, TopicNotExist
-from .access import is_interactive
+from ..operator.display import shown_name
 from .failures import EXIT_ERROR, EXIT_USAGE, nearest
 from .params import RealType
-from .settings import COMMON, TIMEOUT_SECONDS, BrokerChoice
+from .settings import COMMON, TIMEOUT_SECONDS, BrokerChoice, is_interactive
+
+if TYPE_CHECKING:
+    from ..sync.admin import Admin
 
 # ---- Words from other brokers' command lines: aliases for commands, and words that only lead to a suggestion.
 
@@ -167,10 +170,10 @@ class CliCommand(click.Command):
         try:
             return super().invoke(ctx)
         except TopicNotExist as error:
-            _suggest(error, ctx.params.get("topic") or ctx.params.get("name"), lambda: _topics(settings))
+            _suggest(error, ctx.params.get("topic") or ctx.params.get("name"), settings, lambda admin: admin.topics())
             raise
         except GroupNotExist as error:
-            _suggest(error, ctx.params.get("group"), lambda: _groups(settings))
+            _suggest(error, ctx.params.get("group"), settings, lambda admin: [info.group for info in admin.groups()])
             raise
 
     def get_short_help_str(self, limit: int = SUMMARY_CHARS_MAX) -> str:
@@ -239,24 +242,13 @@ def unknown_command(ctx: click.Context, name: str, known: list[str], suggestion:
     return click.UsageError(f"there is no command {escape(place)}{suggestion}", ctx)
 
 
-def _topics(settings: BrokerChoice) -> list[str]:
-    with settings.admin() as admin:
-        return list(admin.topics())
-
-
-def _groups(settings: BrokerChoice) -> list[str]:
-    with settings.admin() as admin:
-        return [info.group for info in admin.groups()]
-
-
-def _suggest(error: FlintError, asked: Any, known: Callable[[], list[str]]) -> None:
+def _suggest(error: FlintError, asked: Any, settings: BrokerChoice, known: Callable[[Admin], Iterable[str]]) -> None:
     """Add the existing names that resemble ``asked``, as people type them, to the error."""
-    from ..operator.display import shown_name
-
     if not isinstance(asked, str):
         return
     try:
-        suggestion = nearest(shown_name(asked), map(shown_name, known()))
+        with settings.admin() as admin:
+            suggestion = nearest(shown_name(asked), map(shown_name, known(admin)))
     except FlintError:
         return  # the user must see the first error, not this one
     if suggestion:

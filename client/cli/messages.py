@@ -1,30 +1,124 @@
-"""Messages and receipts on standard output."""
+"""Messages and receipts on standard output: their forms, the options that choose them, and the loop that prints."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable
-from typing import Any
+import codecs
+import functools
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from ...protocol.display import JSON, PLAIN, TABLE, escape, escape_bytes, show_bytes, to_json
+import click
+
+from ...protocol.display import JSON, PLAIN, TABLE, escape, escape_bytes, escape_json, iso, show_bytes, to_json
+from ...protocol.errors import FilterIllegal
 from ...protocol.storage.record import PROPERTY_KEYS, PROPERTY_SHARDING_KEY, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
 from ..core.consume.batch import StoredMessage
 from ..core.produce.receipts import Receipt
 from ..core.rpc.address import Address
-from ..operator.display import show_moment, show_second, show_seconds, shown_name
-from .formats import Format
+from ..errors import CorruptMessage
+from ..operator.display import plural, show_moment, show_rate, show_second, show_seconds, shown_name
+from .command import note
+from .failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe, nearest
 from .output import Output, TableColumn
+from .params import TextType
+from .settings import BrokerChoice
+
+# ---- The option ``--format``, which prints a message by a template: like kcat's, with FlintMQ's letters.
+
+Part: TypeAlias = Callable[[StoredMessage, bool], bytes]
+"""Function that returns a part of a message; the flag asks for raw bytes."""
+
+
+def _text(value: str, raw: bool) -> bytes:
+    return (value if raw else escape(value)).encode("utf-8", "surrogateescape" if raw else "backslashreplace")
+
+
+def _json(properties: dict[str, str]) -> bytes:
+    return escape_json(json.dumps(properties, ensure_ascii=False)).encode("utf-8", "backslashreplace")
+
+
+DIRECTIVES: dict[str, tuple[str, Part]] = {
+    "T": ("topic", lambda message, raw: _text(message.topic, raw)),
+    "q": ("queue", lambda message, raw: b"%d" % message.queue),
+    "o": ("queue offset", lambda message, raw: b"%d" % message.queue_offset),
+    "O": ("physical offset in the CommitLog", lambda message, raw: b"%d" % message.physical_offset),
+    "i": ("message id", lambda message, raw: _text(message.message_id, raw)),
+    "k": ("keys, separated by a space", lambda message, raw: _text(" ".join(message.keys), raw)),
+    "t": ("tag", lambda message, raw: _text(message.tags or "", raw)),
+    "h": ("sharding key", lambda message, raw: _text(message.sharding_key or "", raw)),
+    "v": ("body", lambda message, raw: message.body if raw else escape_bytes(message.body).encode()),
+    "z": ("size of the body in bytes", lambda message, raw: b"%d" % len(message.body)),
+    "p": ("properties that the sender gave, as JSON", lambda message, raw: _json(dict(message.user_properties))),
+    "P": ("all properties as stored, as JSON", lambda message, raw: _json(dict(message.properties))),
+    "s": ("store time, ISO 8601 in UTC", lambda message, raw: iso(message.stored_at).encode()),
+    "S": ("store time, ms since 1970", lambda message, raw: b"%d" % message.stored_ms),
+    "b": ("time of creation, ISO 8601 in UTC", lambda message, raw: iso(message.born_at).encode()),
+}
+"""Description and function of each directive, by letter. ``%%`` is a percent sign."""
+
+_ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
+_TOKEN = re.compile(r"%(.)|\\x([0-9A-Fa-f]{2})|\\(.)|([^%\\]+)|(.)", re.DOTALL)
+
+
+class Format:
+    r"""A parsed ``--format``: text, ``%`` directives, and ``\n``, ``\t``, ``\r``, ``\0``, ``\\``, ``\xNN``.
+
+    Raises ``ValueError`` that names an unknown directive or escape.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._parts: list[Part] = []
+        self._literal = b""
+        for found in _TOKEN.finditer(text):
+            self._take(found)
+        self._end_literal()
+
+    def _take(self, found: re.Match[str]) -> None:
+        directive, hexadecimal, escaped, literal, alone = found.groups()
+        if directive == "%":
+            self._literal += b"%"
+        elif directive is not None:
+            if directive not in DIRECTIVES:
+                known = " ".join(f"%{letter}" for letter in DIRECTIVES)
+                raise ValueError(
+                    f"%{directive} is not a directive{nearest(directive, [])}; the directives are {known} and %%"
+                )
+            self._end_literal()
+            self._parts.append(DIRECTIVES[directive][1])
+        elif hexadecimal is not None:
+            self._literal += codecs.decode(hexadecimal, "hex")
+        elif escaped is not None:
+            if escaped not in _ESCAPES:
+                raise ValueError(f"\\{escaped} is not an escape; the escapes are \\n \\t \\r \\0 \\\\ and \\xNN")
+            self._literal += _ESCAPES[escaped]
+        elif literal is not None:
+            self._literal += literal.encode("utf-8", "surrogateescape")
+        else:
+            raise ValueError(f"it ends with {alone!r}; write {alone * 2} for the character itself")
+
+    def _end_literal(self) -> None:
+        if self._literal:
+            literal, self._literal = self._literal, b""
+            self._parts.append(lambda message, raw: literal)
+
+    def render(self, message: StoredMessage, *, raw: bool = False) -> bytes:
+        """Return the formatted message; ``raw``: without escaping control characters. Raises ``CorruptMessage``."""
+        return b"".join([part(message, raw) for part in self._parts])
+
+
+# ---- Messages.
 
 BODY_CHARS_SHOWN = 1000
 """Maximum characters of a body that a terminal shows."""
 NARROW, WIDE = 100, 150
 """Widths: below the first, times have no date; from the second on, ids and properties are shown too."""
 CLOCK_AT = len("2026-11-21 ")
-
-PLAIN_RECEIPT_COLUMNS = tuple(
-    TableColumn(name, name) for name in ("topic", "queue", "queue_offset", "message_id", "physical_offset", "stored_at")
-)
-RECEIPT_COLUMNS = (*PLAIN_RECEIPT_COLUMNS, TableColumn("deliver_at", "deliver_at"))
 
 
 def message_row(message: StoredMessage) -> dict[str, Any]:
@@ -51,39 +145,8 @@ def message_row(message: StoredMessage) -> dict[str, Any]:
     return row
 
 
-def receipt_row(receipt: Receipt) -> dict[str, Any]:
-    """Return a receipt under its JSON names."""
-    return {
-        "topic": receipt.topic,
-        "queue": receipt.queue,
-        "queue_offset": receipt.queue_offset,
-        "message_id": receipt.message_id,
-        "physical_offset": receipt.physical_offset,
-        "stored_at": receipt.stored_at,
-        "deliver_at": receipt.deliver_at,
-    }
-
-
-def receipt_line(receipt: Receipt) -> str:
-    """Return a receipt as one line for people."""
-    delivered = receipt.deliver_at
-    if delivered is None:
-        place = f"{receipt.queue}:{receipt.queue_offset}  id={receipt.message_id}"
-        return f"sent to {shown_name(receipt.topic)}  {place}  {show_moment(receipt.stored_at)[CLOCK_AT:]}"
-    left = show_seconds((delivered - receipt.stored_at).total_seconds())
-    same_day = delivered.astimezone().date() == receipt.stored_at.astimezone().date()
-    moment = show_second(delivered)[CLOCK_AT if same_day else 0 :]
-    return f"sent to {shown_name(receipt.topic)}  id={receipt.message_id}  delivery {moment}, in {left}"
-
-
-def show_receipts(output: Output, receipts: Iterable[Receipt]) -> None:
-    """Print receipts; a table has one line per receipt."""
-    if output.mode == TABLE:
-        for receipt in receipts:
-            output.line(receipt_line(receipt))
-    else:
-        columns = PLAIN_RECEIPT_COLUMNS if output.mode == PLAIN else RECEIPT_COLUMNS
-        output.rows(columns, map(receipt_row, receipts))
+_COLOURS = ("\x1b[2m", "\x1b[36m", "\x1b[32m", "\x1b[33m", "\x1b[0m")
+_NO_COLOURS = ("", "", "", "", "")
 
 
 class MessagePrinter:
@@ -143,10 +206,6 @@ class MessagePrinter:
         return ("  ".join(parts) + "\n").encode("utf-8", "backslashreplace")
 
 
-_COLOURS = ("\x1b[2m", "\x1b[36m", "\x1b[32m", "\x1b[33m", "\x1b[0m")
-_NO_COLOURS = ("", "", "", "", "")
-
-
 # ---- One message with all its fields, as ``query id`` shows it.
 
 _SHOWN_PROPERTIES = (PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, PROPERTY_SHARDING_KEY)
@@ -156,21 +215,35 @@ def _pairs(pairs: dict[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in pairs.items())
 
 
+def shown_body(row: dict[str, Any]) -> str:
+    """Return the body of a ``message_row`` as text."""
+    return row["body"] if "body" in row else escape_bytes(base64.b64decode(row["body_base64"]))
+
+
 RECORD_COLUMNS = (
     TableColumn("message_id", "id", style="bold"),
     TableColumn("topic", "topic", shown_name),
-    TableColumn("place", "queue, offset"),
+    TableColumn("place", "queue, offset", of=lambda row: f"{row['queue']}, {row['queue_offset']:,}"),
     TableColumn("tag", "tag"),
-    TableColumn("shown_keys", "keys"),
+    TableColumn("keys", "keys", ", ".join),
     TableColumn("sharding_key", "sharding key"),
-    TableColumn("shown_properties", "properties", _pairs),
-    TableColumn("born", "sent"),
-    TableColumn("stored", "stored"),
-    TableColumn("shown_tries", "tries"),
-    TableColumn("shown_noted", "noted by the broker", _pairs),
-    TableColumn("offset_id", "offset id"),
-    TableColumn("sizes", "size"),
-    TableColumn("shown_body", "body"),
+    TableColumn("properties", "properties", _pairs),
+    TableColumn("born", "sent", of=lambda row: f"{show_moment(row['born_at'])} by {row['born_host']}"),
+    TableColumn("stored", "stored", of=lambda row: f"{show_moment(row['stored_at'])} by {row['stored_host']}"),
+    TableColumn("reconsume_times", "tries"),
+    TableColumn("noted", "noted by the broker", _pairs),
+    TableColumn(
+        "offset_id", "offset id", of=lambda row: row["offset_id"] if row["offset_id"] != row["message_id"] else None
+    ),
+    TableColumn(
+        "sizes",
+        "size",
+        of=lambda row: (
+            f"{show_bytes(row['body_bytes'])} of body, {show_bytes(row['stored_bytes'])} in the log, at "
+            f"{row['physical_offset']:,}"
+        ),
+    ),
+    TableColumn("body", "body", of=lambda row: shown_body(row) or "(empty)"),
 )
 
 
@@ -192,29 +265,175 @@ def message_record(message: StoredMessage) -> dict[str, Any]:
 
 
 def show_record(output: Output, message: StoredMessage) -> None:
-    """Print all fields of a message, as JSON or for people. Raises ``CorruptMessage`` if it is damaged."""
+    """Print all fields of a message, as JSON or for people, who see those that it has. Raises ``CorruptMessage`` if it
+    is damaged."""
     row = message_record(message)
-    words = _words(row, message.body) if output.mode == TABLE else row
-    output.record(RECORD_COLUMNS, words)
+    output.record([column for column in RECORD_COLUMNS if column.value(row)], row)
 
 
-def _words(row: dict[str, Any], body: bytes) -> dict[str, Any]:
-    """Return the values of ``RECORD_COLUMNS``, without those that the message does not have."""
-    words = {
-        "message_id": row["message_id"],
-        "topic": row["topic"],
-        "place": f"{row['queue']}, {row['queue_offset']:,}",
-        "tag": row["tag"],
-        "shown_keys": ", ".join(row["keys"]),
-        "sharding_key": row["sharding_key"],
-        "shown_properties": row["properties"],
-        "born": f"{show_moment(row['born_at'])} by {row['born_host']}",
-        "stored": f"{show_moment(row['stored_at'])} by {row['stored_host']}",
-        "shown_tries": str(row["reconsume_times"] or ""),
-        "shown_noted": row["noted"],
-        "offset_id": row["offset_id"] if row["offset_id"] != row["message_id"] else "",
-        "sizes": f"{show_bytes(row['body_bytes'])} of body, {show_bytes(row['stored_bytes'])} in the log, at "
-        f"{row['physical_offset']:,}",
-        "shown_body": escape_bytes(body) or "(empty)",
-    }
-    return {name: value for name, value in words.items() if value}
+# ---- Receipts.
+
+RECEIPT_COLUMNS = tuple(
+    TableColumn(name, name)
+    for name in ("topic", "queue", "queue_offset", "message_id", "physical_offset", "stored_at", "deliver_at")
+)
+
+
+def receipt_line(receipt: Receipt) -> str:
+    """Return a receipt as one line for people."""
+    delivered = receipt.deliver_at
+    if delivered is None:
+        place = f"{receipt.queue}:{receipt.queue_offset}  id={receipt.message_id}"
+        return f"sent to {shown_name(receipt.topic)}  {place}  {show_moment(receipt.stored_at)[CLOCK_AT:]}"
+    left = show_seconds((delivered - receipt.stored_at).total_seconds())
+    same_day = delivered.astimezone().date() == receipt.stored_at.astimezone().date()
+    moment = show_second(delivered)[CLOCK_AT if same_day else 0 :]
+    return f"sent to {shown_name(receipt.topic)}  id={receipt.message_id}  delivery {moment}, in {left}"
+
+
+def show_receipts(output: Output, receipts: Iterable[Receipt]) -> None:
+    """Print receipts; a table has one line per receipt."""
+    if output.mode == TABLE:
+        for receipt in receipts:
+            output.line(receipt_line(receipt))
+    else:
+        output.rows(RECEIPT_COLUMNS[:-1] if output.mode == PLAIN else RECEIPT_COLUMNS, receipts)
+
+
+# ---- Options of the commands that print messages, and their loop.
+
+FORMAT_HELP = (
+    "Template for each message: "
+    + ", ".join(f"%{letter} {meaning}" for letter, (meaning, _) in DIRECTIVES.items())
+    + "; %%, \\n, \\t, \\xNN."
+)
+
+FILTER_HELP = "Only messages whose properties meet this condition: \"amount > 5 AND region IN ('eu', 'us')\"."
+TAG_HELP = "Only messages with this tag, or with one of several: 'a || b'."
+POINTED_CHARS = 72
+"""Number of characters of a filter that an error shows around the wrong place."""
+
+
+def format_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--format`` and ``--raw``; the function gets them as one argument ``style``."""
+
+    @functools.wraps(function)
+    def with_style(*args: Any, template: Format | None, raw: bool, **others: Any) -> Any:
+        return function(*args, style=MessageStyle(template, raw), **others)
+
+    decorated = click.option("--raw", is_flag=True, help="Print bodies unchanged, including control characters.")(
+        with_style
+    )
+    return click.option("--format", "template", type=TextType("format", Format), metavar="FORMAT", help=FORMAT_HELP)(
+        decorated
+    )
+
+
+def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--tag`` and ``--filter``; the function gets them as one argument ``wanted``."""
+
+    @functools.wraps(function)
+    def with_filter(*args: Any, tag: str | None, condition: str | None, **others: Any) -> Any:
+        return function(*args, wanted=MessageFilter(tag, condition), **others)
+
+    decorated = click.option("--filter", "condition", metavar="CONDITION", help=FILTER_HELP)(with_filter)
+    return click.option("-t", "--tag", help=TAG_HELP)(decorated)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageStyle:
+    """Form in which messages are printed: a template, raw bodies, or (neither) the form of the output."""
+
+    template: Format | None
+    raw: bool
+
+    def printer(self, settings: BrokerChoice, *, follow: bool = False) -> MessagePrinter:
+        """Return a printer; ``follow``: more messages may arrive, so every one is printed at once."""
+        return MessagePrinter(settings.output, template=self.template, raw=self.raw, follow=follow)
+
+
+DEFAULT_STYLE = MessageStyle(None, raw=False)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFilter:
+    """Tag and property filter of the messages to show; None: no restriction."""
+
+    tag: str | None
+    condition: str | None
+
+    def nothing_found(self, topic: str) -> str:
+        """Return a line for the user: the requested part of a topic has no message, or none that matches."""
+        asked = [f"with the tag {self.tag}"] if self.tag else []
+        asked += [f"matching the filter {self.condition}"] if self.condition else []
+        return escape(f"found no message of topic {shown_name(topic)} there{' ' if asked else ''}{' and '.join(asked)}")
+
+
+def each_sound(
+    messages: Iterable[StoredMessage], handle: Callable[[StoredMessage], None], condition: str | None = None
+) -> int:
+    """Call ``handle`` with each message; return the exit code.
+
+    A damaged message is reported on standard error and skipped; the exit code is then ``EXIT_ERROR``. ``condition``:
+    the filter, for the error if the broker refuses it.
+    """
+    code = EXIT_OK
+    try:
+        for message in messages:
+            try:
+                handle(message)
+            except CorruptMessage as error:
+                click.echo(f"flintmq: {describe(error)[0]}", err=True)
+                code = EXIT_ERROR
+    except FilterIllegal as error:
+        for line in pointed_at(condition or "", error.column):
+            error.add_note(line)
+        raise
+    return code
+
+
+def show_messages(
+    settings: BrokerChoice,
+    messages: Iterable[StoredMessage],
+    printer: MessagePrinter,
+    *,
+    count: int | None = None,
+    condition: str | None = None,
+    nothing: str = "",
+) -> int:
+    """Print messages until there are no more, ``count`` are printed, or Ctrl-C; return the exit code.
+
+    Damaged messages and ``condition`` as in ``each_sound``. ``nothing``: line for standard error if there is none.
+    """
+    began, shown = time.monotonic(), 0
+
+    def wanted() -> Iterator[StoredMessage]:
+        nonlocal shown
+        for message in messages:
+            shown += 1
+            yield message
+            if shown == count:  # do not wait for another one
+                return
+
+    try:
+        code = each_sound(wanted(), printer.show, condition)
+    except KeyboardInterrupt:
+        seconds = time.monotonic() - began
+        settings.output.flush()
+        if sys.stderr.isatty():
+            note(settings, "")  # after the ^C that the terminal shows
+        note(settings, f"{plural(shown, 'message')} in {show_seconds(seconds)}, {show_rate(shown / seconds)}")
+        return EXIT_INTERRUPTED
+    if nothing and not shown:
+        note(settings, nothing)
+    return code
+
+
+def pointed_at(condition: str, column: int) -> list[str]:
+    """Return two lines: the part of ``condition`` around a column (counted from 1), and a mark below the column. Empty
+    if there is no such column."""
+    if not 0 < column <= len(condition) + 1:
+        return []
+    line = "".join(letter if letter.isprintable() else " " for letter in condition)
+    begin = max(0, column - POINTED_CHARS // 2)
+    return [line[begin : begin + POINTED_CHARS], " " * (column - 1 - begin) + "^"]

@@ -32,7 +32,7 @@ FOLD_CHARS_MIN = 16
 @dataclass(frozen=True, slots=True)
 class TableColumn:
     """One value of a row. ``name``: its JSON name; ``show``: function that returns its text in a table; ``number``:
-    aligned to the right.
+    aligned to the right; ``of``: function that returns the value of a row, instead of what the row has by this name.
 
     If a terminal is too narrow, the table leaves out the ``spare`` columns, the last one first; then it breaks the text
     of a ``fold`` column into lines.
@@ -45,11 +45,24 @@ class TableColumn:
     style: str = ""
     spare: bool = False
     fold: bool = False
+    of: Callable[[Any], Any] | None = None
+
+    def value(self, row: Any) -> Any:
+        if self.of is not None:
+            return self.of(row)
+        return row.get(self.name) if isinstance(row, Mapping) else getattr(row, self.name)
+
+    def text(self, row: Any) -> str:
+        """Return the escaped text of a table; a dash for None."""
+        value = self.value(row)
+        return "–" if value is None else escape(self.show(value))
 
 
-def number(name: str, heading: str, show: Callable[[Any], str] = "{:,}".format) -> TableColumn:
+def number(
+    name: str, heading: str, show: Callable[[Any], str] = "{:,}".format, of: Callable[[Any], Any] | None = None
+) -> TableColumn:
     """Return a column of figures."""
-    return TableColumn(name, heading, show, number=True)
+    return TableColumn(name, heading, show, number=True, of=of)
 
 
 def name_column(name: str, heading: str) -> TableColumn:
@@ -71,19 +84,32 @@ _SHOWN: dict[ValueKind, tuple[Callable[[Any], str], bool]] = {
 """How a table shows each kind of value, and whether it is aligned to the right."""
 
 
-def columns_of(cls: type[Any], names: str, **shows: Callable[[Any], str]) -> tuple[TableColumn, ...]:
+def columns_of(
+    cls: type[Any], names: str, values: Mapping[str, Callable[[Any], Any]] | None = None, **shows: Callable[[Any], str]
+) -> tuple[TableColumn, ...]:
     """Return columns of a row class, with the headings that it declares. ``names``: of its columns and properties,
-    separated by spaces; ``shows``: functions that show some of them in another way."""
+    separated by spaces; ``values``: functions of a row that return other values for some of them, such as None for an
+    unknown one; ``shows``: functions that show some of them in another way."""
     found = []
     for name, display in displays_of(cls, names.split()).items():
         show, is_number = _SHOWN[display.kind]
-        show, heading = shows.get(name, show), display.heading.upper()
-        found.append(TableColumn(name, heading, show, number=is_number, spare=display.spare, fold=display.fold))
+        found.append(
+            TableColumn(
+                name,
+                display.heading.upper(),
+                shows.get(name, show),
+                number=is_number,
+                spare=display.spare,
+                fold=display.fold,
+                of=(values or {}).get(name),
+            )
+        )
     return tuple(found)
 
 
-def _value(row: Any, name: str) -> Any:
-    return row.get(name) if isinstance(row, Mapping) else getattr(row, name)
+def values_of(columns: Iterable[TableColumn], row: Any) -> dict[str, Any]:
+    """Return the values of a row under their JSON names."""
+    return {column.name: column.value(row) for column in columns}
 
 
 def use_colour(stream: TextIO) -> bool:
@@ -104,16 +130,18 @@ class Output:
         self.write_bytes(text.encode("utf-8", "backslashreplace"))
 
     def write_bytes(self, data: bytes) -> None:
-        """Write bytes unchanged."""
         self._stream.buffer.write(data)
 
     def flush(self) -> None:
-        """Flush the stream, so that the reader gets everything written so far."""
         self._stream.flush()
 
     def line(self, text: str) -> None:
-        """Escape and write one line of text."""
+        """Escape and write one line."""
         self.write(escape(text) + "\n")
+
+    def json(self, row: Mapping[str, Any]) -> None:
+        """Write one object as a line of JSON, in any mode."""
+        self.write(to_json(row) + "\n")
 
     def rows(self, columns: Sequence[TableColumn], rows: Iterable[Any], *, empty: str = "") -> None:
         """Print mappings, or rows of the protocol. ``empty``: line that a table shows if there are no rows."""
@@ -126,15 +154,15 @@ class Output:
             return
         for row in rows:
             if self.mode == JSON:
-                self.write(to_json({column.name: _value(row, column.name) for column in columns}) + "\n")
+                self.json(values_of(columns, row))
             else:
-                self.write("\t".join(to_plain(_value(row, column.name)) for column in columns) + "\n")
+                self.write("\t".join(to_plain(column.value(row)) for column in columns) + "\n")
 
     def record(self, columns: Sequence[TableColumn], row: Mapping[str, Any]) -> None:
         """Print one record: JSON and plain have all of ``row`` (plain: one name and value per line), a table only
         ``columns``."""
         if self.mode == JSON:
-            self.write(to_json(row) + "\n")
+            self.json(row)
         elif self.mode == PLAIN:
             for name, value in row.items():
                 self.write(f"{escape(name)}\t{to_plain(value)}\n")
@@ -206,7 +234,7 @@ class Output:
         from rich.text import Text
 
         lengths = {
-            column.name: max(len(_shown(column, row)) for row in rows) for column in columns if over and column.fold
+            column.name: max(len(column.text(row)) for row in rows) for column in columns if over and column.fold
         }
         folded = max(lengths, key=lambda name: lengths[name], default="")
         room = lengths.get(folded, 0) - over
@@ -229,7 +257,7 @@ class Output:
                 width=room if folds else None,
             )
         for row in rows:
-            table.add_row(*(Text(_shown(column, row), style=column.style) for column in columns))
+            table.add_row(*(Text(column.text(row), style=column.style) for column in columns))
         return table
 
     def _blocks(self, columns: Sequence[TableColumn], rows: list[Any]) -> None:
@@ -245,12 +273,7 @@ class Output:
             grid.add_column(no_wrap=True)
             grid.add_column(overflow="fold")
             for column in columns:
-                if not isinstance(row, Mapping) or column.name in row:
-                    grid.add_row(Text(column.heading, style="dim"), Text(_shown(column, row), style=column.style))
+                if column.of is not None or not isinstance(row, Mapping) or column.name in row:
+                    grid.add_row(Text(column.heading, style="dim"), Text(column.text(row), style=column.style))
             console.print(grid)
         self._stream.flush()
-
-
-def _shown(column: TableColumn, row: Any) -> str:
-    value = _value(row, column.name)
-    return "–" if value is None else escape(column.show(value))

@@ -1,15 +1,23 @@
-"""Settings of every command: broker, access, timeout and output."""
+"""Settings of every command: broker, access, timeout and output.
+
+A password is never an argument: other users of the machine could see it in the process list.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from ...protocol.display import JSON, PLAIN, TABLE
+from ...protocol.errors import ConfigurationError
+from ...protocol.text_files import first_line
 from .output import Output
 
 if TYPE_CHECKING:
@@ -25,20 +33,38 @@ DEFAULT_BROKER = "127.0.0.1:10911"
 TIMEOUT_SECONDS = 10.0
 REACH_SECONDS_MAX = 5.0
 """Maximum seconds to wait for the response to HELLO before the broker counts as unreachable."""
-COMMON = (
-    "broker",
-    "context",
-    "timeout",
-    "mode",
-    "quiet",
-    "user",
-    "password_file",
-    "tls",
-    "tls_ca",
-    "tls_certificate",
-    "tls_key",
-)
-"""Names of the common options, which are those of ``BrokerChoice``."""
+PASSWORD_VARIABLE = "FLINTMQ_PASSWORD"  # noqa: S105 - a name
+STDIN = "-"
+
+
+def is_interactive() -> bool:
+    """Return whether the command can prompt the user: standard input and standard error are terminals."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def given_password(file: str | None) -> str:
+    """Return the first line of ``file``, else the value of ``FLINTMQ_PASSWORD``, else an empty string.
+
+    Raises ``ConfigurationError`` if the file cannot be read or its first line is empty.
+    """
+    if not file:
+        return os.environ.get(PASSWORD_VARIABLE, "")
+    try:
+        password = first_line(sys.stdin.buffer.readline() if file == STDIN else Path(file).read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot read the password from {file!r}: {error}") from None
+    if not password:
+        raise ConfigurationError(f"the first line of {file!r} is empty; expected the password")
+    return password
+
+
+def _is_on(variable: str) -> bool:
+    value = os.environ.get(variable, "").strip().lower()
+    if value in ("", "0", "no", "off", "false"):
+        return False
+    if value in ("1", "yes", "on", "true"):
+        return True
+    raise ConfigurationError(f"{variable} must be 1 or 0, got {value!r}")
 
 
 @dataclass
@@ -60,7 +86,7 @@ class BrokerChoice:
     tls_certificate: str | None = None
     tls_key: str | None = None
     may_ask: bool = True
-    """Predicate: may the command prompt for a password?"""
+    """False: fail instead of asking for a password, as completion must."""
 
     @cached_property
     def output(self) -> Output:
@@ -75,7 +101,6 @@ class BrokerChoice:
 
     @property
     def is_json(self) -> bool:
-        """Predicate: is the output JSON?"""
         return self.output.mode == JSON
 
     @cached_property
@@ -110,13 +135,51 @@ class BrokerChoice:
 
     @cached_property
     def access(self) -> AccessOptions:
-        """Access options from the command line, else from ``FLINTMQ_USER``, ``FLINTMQ_PASSWORD`` and so on.
+        """Access options from the command line, else from ``FLINTMQ_USER``, ``FLINTMQ_PASSWORD`` and so on. Prompts for
+        the password on a terminal.
 
         Raises ``ConfigurationError`` if there is a user and no password.
         """
-        from .access import access_options
+        options = self.tls_options
+        user = self._chosen("user")
+        if user:
+            file = self.password_file
+            if not file and user == self.context_options.get("user"):
+                file = str(self.context_options.get("password_file") or "")
+            options["user"] = user
+            options["password"] = given_password(file) or self._ask(user)
+        elif self.password_file:
+            raise ConfigurationError("--password-file needs a user: pass --user or set FLINTMQ_USER")
+        return options
 
-        return access_options(self)
+    @property
+    def tls_options(self) -> AccessOptions:
+        """The access options without user and password."""
+        options: AccessOptions = {}
+        ca, certificate, key = map(self._chosen, ("tls_ca", "tls_certificate", "tls_key"))
+        if ca:
+            options["tls"] = ca
+        elif self.tls or certificate or _is_on("FLINTMQ_TLS") or self.context_options.get("tls"):
+            options["tls"] = True
+        if certificate:
+            options["tls_certificate"] = certificate
+        if key:
+            options["tls_key"] = key
+        return options
+
+    def _chosen(self, name: str) -> str:
+        """Return the option; else the value of the ``--context`` context, the variable, or the context in use."""
+        said = str(self.context_options.get(name) or "")
+        variable = os.environ.get(f"FLINTMQ_{name.upper()}", "")
+        return getattr(self, name) or (said if self.context else "") or variable or said
+
+    def _ask(self, user: str) -> str:
+        if not self.may_ask or not is_interactive():
+            raise ConfigurationError(
+                f"user {user!r} needs a password: set {PASSWORD_VARIABLE}, or pass --password-file FILE"
+            )
+        password: str = click.prompt(f"password for {user}", hide_input=True, err=True)
+        return password
 
     @cached_property
     def hello(self) -> HelloAnswer:
@@ -165,3 +228,7 @@ class BrokerChoice:
 
         _ = self.hello
         return Producer(self.addresses, delivery_timeout=self.seconds, flush=flush, **self.access)
+
+
+COMMON = tuple(each.name for each in fields(BrokerChoice) if each.name != "may_ask")
+"""Names of the common options."""

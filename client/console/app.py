@@ -1,4 +1,4 @@
-"""The console as an ASGI application: routes, sessions, errors."""
+"""The console as an ASGI application: routes, logins, errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import mimetypes
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from ...protocol.auth.users import NAME_CHARS_MAX
 from ...protocol.errors import (
     AuthenticationFailed,
     AuthenticationRequired,
@@ -24,11 +25,11 @@ from ...protocol.errors import (
     FlintError,
     RequestTimeout,
 )
-from . import login, render
+from ..errors import InvalidArgument
 from .failures import Refused, ShownError, describe
-from .options import ConsoleOptions
-from .pages import FORM_PAGES, PAGES
-from .policy import SecurityPolicy
+from .pages import PAGES, Page
+from .policy import ConsoleOptions, SecurityPolicy
+from .render import FOLDER
 from .services import ConsoleServices
 from .sessions import ConsoleSession
 from .visit import Visit
@@ -37,7 +38,7 @@ LOGIN_NEEDED_SECONDS = 5.0
 """Seconds for which a broker that asked for a login is not asked again on behalf of visitors without one."""
 OUTAGE_SECONDS = 2.0
 """Seconds for which pages repeat that the broker does not answer, without trying again: each try takes seconds."""
-Page = Callable[[Visit], Awaitable[Response]]
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Console(ConsoleServices):
@@ -49,8 +50,9 @@ class Console(ConsoleServices):
         self._outage: FlintError | None = None
         self._outage_until = 0.0
 
-    def endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
-        """Return the endpoint that finds the session, calls the page and turns errors into pages."""
+    def endpoint(self, page: Page, form_page: Page | None = None) -> Endpoint:
+        """Return the endpoint that finds the session, calls the page and turns errors into pages. ``form_page``: the
+        page with the form that ``page`` takes."""
 
         async def serve(request: Request) -> Response:
             if self._outage is not None and self._clock() < self._outage_until:
@@ -69,7 +71,7 @@ class Console(ConsoleServices):
                 except (AuthenticationRequired, AuthenticationFailed, ConnectionFailed, RequestTimeout):
                     raise
                 except (FlintError, Refused) as error:
-                    return await self._failed(visit, page, describe(error))
+                    return await self._failed(visit, form_page, describe(error))
             except (AuthenticationRequired, AuthenticationFailed) as error:
                 self.sessions.end(session)
                 self._login_needed_until = self._clock() + LOGIN_NEEDED_SECONDS
@@ -80,10 +82,9 @@ class Console(ConsoleServices):
 
         return serve
 
-    async def _failed(self, visit: Visit, page: Page, failure: ShownError) -> Response:
+    async def _failed(self, visit: Visit, form_page: Page | None, failure: ShownError) -> Response:
         """Return the page with the form that failed, with what was typed, or else a page with the error alone."""
         visit.failure = failure
-        form_page = FORM_PAGES.get(page)
         if form_page is not None and (visit.request.method == "POST" or failure.status == 400):
             with contextlib.suppress(FlintError, Refused):  # the page cannot be shown either: the first error matters
                 return await form_page(visit)
@@ -125,10 +126,10 @@ def make_app(console: Console) -> Starlette:
         return Response(status_code=400)  # the browser left before its form was complete
 
     routes = [
-        Route("/static/{path:path}", static_files(render.FOLDER / "static"), methods=["GET"]),
-        Route("/login", login.endpoint(console), methods=["GET", "POST"]),
-        Route("/logout", login.logout(console), methods=["POST"]),
-        *(Route(path, console.endpoint(page), methods=[method]) for method, path, page in PAGES),
+        Route("/static/{path:path}", static_files(FOLDER / "static"), methods=["GET"]),
+        Route("/login", login(console), methods=["GET", "POST"]),
+        Route("/logout", logout(console), methods=["POST"]),
+        *(Route(path, console.endpoint(page, form), methods=[method]) for method, path, page, form in PAGES),
     ]
     return Starlette(
         routes=routes,
@@ -138,7 +139,7 @@ def make_app(console: Console) -> Starlette:
     )
 
 
-def static_files(folder: Path) -> Callable[[Request], Awaitable[Response]]:
+def static_files(folder: Path) -> Endpoint:
     """Return the endpoint of scripts and styles, which are kept in memory: a page needs several of them before it is
     drawn, and a look at the disk takes a thread each. Their URLs contain the release, so browsers may keep them."""
     responses = {
@@ -154,3 +155,67 @@ def static_files(folder: Path) -> Callable[[Request], Awaitable[Response]]:
         return Response(found[0], headers={"cache-control": "public, max-age=86400"}, media_type=found[1])
 
     return serve
+
+
+# ---- Login and logout. The console has no users of its own: the broker checks the password.
+
+
+def login(console: ConsoleServices) -> Endpoint:
+    """Return the endpoint of the login form."""
+
+    async def serve(request: Request) -> Response:
+        wanted = _own_path(request.query_params.get("next", "/"))
+        if request.method == "GET":
+            return console.html("login.html", 200, {"wanted": wanted, "error": "", "user": ""}, request)
+        address = console.address_of(request)
+        user = ""
+        try:
+            fields = dict(await console.forms.read(request))
+            user, wanted = fields.get("user", "").strip(), _own_path(fields.get("next", "/"))
+            session = await _attempt(console, user, fields.get("password", ""), address)
+        except (FlintError, Refused) as error:
+            context = {"wanted": wanted, "error": str(error), "user": user}
+            status = 403 if isinstance(error, AuthenticationFailed) else describe(error).status
+            return console.html("login.html", status, context, request)
+        if (earlier := console.session_of(request)) is not None:
+            console.sessions.end(earlier)
+        response = RedirectResponse(wanted, status_code=303)
+        console.set_cookie(response, session)
+        return response
+
+    return serve
+
+
+async def _attempt(console: ConsoleServices, user: str, password: str, address: str) -> ConsoleSession:
+    if not user or not password:
+        raise InvalidArgument("type the name and the password of a user of the broker (flintmq user add creates one)")
+    if len(user) > NAME_CHARS_MAX:
+        raise InvalidArgument(f"the name has {len(user):,} characters; at most {NAME_CHARS_MAX} are allowed")
+    with console.attempts.attempt(address, user):
+        return await console.sessions.login(user, password, address)
+
+
+def logout(console: ConsoleServices) -> Endpoint:
+    """Return the endpoint that ends a session."""
+
+    async def serve(request: Request) -> Response:
+        session = console.session_of(request)
+        if session is not None:
+            console.sessions.end(session)
+        response = RedirectResponse("/login", status_code=303)
+        response.delete_cookie(
+            console.cookie, path="/", secure=console.options.is_encrypted, httponly=True, samesite="strict"
+        )
+        return response
+
+    return serve
+
+
+def _own_path(text: str) -> str:
+    """Return a path of this console, or the first page for anything else: a login must not lead to another site."""
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return "/"
+    is_own = text.startswith("/") and not text.startswith(("//", "/\\")) and not parts.scheme and not parts.netloc
+    return text if is_own and text.isprintable() and "\\" not in text else "/"

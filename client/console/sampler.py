@@ -17,6 +17,7 @@ from ...protocol.errors import FlintError, NoPermission
 from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX
 from ..operator.condition import Condition
 from ..operator.display import plural, shown_name
+from ..operator.rates import Counters, broker_counters, topic_counters
 from .sessions import STATUS_SECONDS, ConsoleSession
 
 # ---- Changes of a broker as the console notices them: the differences between two looks at it.
@@ -176,17 +177,6 @@ TOPIC_SAMPLES_MAX = 30
 """Number of samples kept by topic: the sparklines show one minute."""
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerSample:
-    """The broker's counters at a time (monotonic seconds)."""
-
-    at: float
-    produced: float
-    pulled: float
-    produced_bytes: float
-    pulled_bytes: float
-
-
 class Sampler:
     """Counters of the broker and its topics over time. ``clock``: monotonic seconds.
 
@@ -202,14 +192,14 @@ class Sampler:
         self._dead: list[TopicTotals] = []
         """The dead-letter topics as of the last sample."""
         self._dead_at = -math.inf
-        self._dead_counts: deque[tuple[float, dict[str, int]]] = deque(maxlen=TOPIC_SAMPLES_MAX)
+        self._dead_counts: deque[Counters] = deque(maxlen=TOPIC_SAMPLES_MAX)
         self._dead_rows = TOPICS_STATS_MAX
         self.changes = ChangeLog()
         self._looked_at = -math.inf
         self._configs: dict[str, TopicInfo] = {}
         self._configs_at = -STATUS_SECONDS
-        self._produced: deque[tuple[float, dict[str, int]]] = deque(maxlen=TOPIC_SAMPLES_MAX)
-        self._broker: deque[BrokerSample] = deque(maxlen=int(HISTORY_SECONDS / SAMPLE_SECONDS))
+        self._topics: deque[Counters] = deque(maxlen=TOPIC_SAMPLES_MAX)
+        self._broker: deque[Counters] = deque(maxlen=int(HISTORY_SECONDS / SAMPLE_SECONDS))
 
     def watch(self, session: ConsoleSession) -> None:
         """Sample for a while from now on."""
@@ -227,7 +217,7 @@ class Sampler:
         """Take the figures of all topics that a page has just requested as a sample, and sample them for a while."""
         self._topics_watched_at = self._clock()
         if self._is_due:
-            self._produced.append((self._clock(), {row.topic: row.max_offsets for row in rows}))
+            self._topics.append(topic_counters(rows, self._clock()))
 
     async def dead_letters(self, session: ConsoleSession) -> list[TopicTotals]:
         """Return the figures of the dead-letter topics, at most ``SAMPLE_SECONDS`` old: many people keep an overview
@@ -237,13 +227,13 @@ class Sampler:
             self._dead = await dead_letter_topics(session, self._dead_rows)
             self._dead_at = now
             self._dead_rows = min(TOPICS_STATS_MAX, 2 * len(self._dead) + DEAD_ROWS)
-            self._dead_counts.append((now, {row.topic: row.max_offsets for row in self._dead}))
+            self._dead_counts.append(topic_counters(self._dead, now))
         return self._dead
 
     @property
     def _is_due(self) -> bool:
         """Predicate: is the last sample of the topics old enough for another one?"""
-        return not self._produced or self._clock() - self._produced[-1][0] >= SAMPLE_SECONDS / 2
+        return not self._topics or self._clock() - self._topics[-1].at >= SAMPLE_SECONDS / 2
 
     async def topic_configs(self, session: ConsoleSession, *, newest: bool = False) -> dict[str, TopicInfo]:
         """Return the configurations of all topics, at most ``STATUS_SECONDS`` old: those of a thousand topics take
@@ -260,34 +250,32 @@ class Sampler:
     def rates(self, topic: str) -> list[float | None]:
         """Return messages stored per second in a topic, one value for each interval between samples, oldest first; None
         for an interval in which the topic did not exist or was created again."""
-        return [_rate(topic, before, after) for before, after in pairwise(self._produced)]
+        return [after.per_second(topic, before) for before, after in pairwise(self._topics)]
 
     def last_rate(self, topic: str) -> float | None:
         """Return messages stored per second in a topic between the last two samples; None as in ``rates``."""
-        return _rate(topic, self._produced[-2], self._produced[-1]) if len(self._produced) > 1 else None
+        return self._topics[-1].per_second(topic, self._topics[-2]) if len(self._topics) > 1 else None
 
     def growth(self, topic: str) -> int | None:
         """Return how many messages a dead-letter topic got during the last minute, as far as it was watched; None if
         unknown, and instead of 0 if it was watched for a part of the minute alone."""
         minute = TOPIC_SAMPLES_MAX * SAMPLE_SECONDS
         since = self._clock() - minute - SAMPLE_SECONDS
-        recent = [(at, counts) for at, counts in self._dead_counts if at >= since]
-        if len(recent) < 2 or topic not in recent[0][1] or topic not in recent[-1][1]:
+        recent = [each for each in self._dead_counts if each.at >= since]
+        if len(recent) < 2 or topic not in recent[0].counts or topic not in recent[-1].counts:
             return None
-        grown = max(0, recent[-1][1][topic] - recent[0][1][topic])
-        whole = recent[-1][0] - recent[0][0] >= minute - 2 * SAMPLE_SECONDS
+        grown = int(max(0, recent[-1].counts[topic] - recent[0].counts[topic]))
+        whole = recent[-1].at - recent[0].at >= minute - 2 * SAMPLE_SECONDS
         return grown if grown or whole else None
 
     def history(self) -> list[tuple[float, float, float]]:
         """Return (seconds ago, messages in per second, messages out per second) for each interval of the last hour."""
         now = self._clock()
         rows = []
-        samples = list(self._broker)
-        for before, after in pairwise(samples):
-            seconds = after.at - before.at
-            if 0 < seconds < 5 * SAMPLE_SECONDS and after.produced >= before.produced:  # not across a pause or restart
-                incoming = (after.produced - before.produced) / seconds
-                rows.append((now - after.at, incoming, max(0.0, after.pulled - before.pulled) / seconds))
+        for before, after in pairwise(self._broker):
+            incoming, outgoing = (after.per_second(f"{what}_messages", before) for what in ("produced", "pulled"))
+            if incoming is not None and after.at - before.at < 5 * SAMPLE_SECONDS:  # not across a pause or restart
+                rows.append((now - after.at, incoming, outgoing or 0.0))
         return rows
 
     async def _run(self) -> None:
@@ -301,17 +289,13 @@ class Sampler:
     async def _sample(self, session: ConsoleSession) -> None:
         condition = await session.status(self._clock())
         self.changes.saw_broker(condition)
-        figures = [condition.number(name) for name in ("produced_messages", "pulled_messages")]
-        volumes = [condition.number(name) for name in ("produced_bytes", "pulled_bytes")]
-        # Without the right to see the figures, there is no plot.
-        if all(figure is not None for figure in (*figures, *volumes)):
-            counts = [float(figure or 0) for figure in (*figures, *volumes)]
-            self._broker.append(BrokerSample(self._clock(), *counts))
+        if not condition.withheld:  # else there is no plot
+            self._broker.append(broker_counters(condition, self._clock()))
         await self.dead_letters(session)
         # The rates of all topics are only in their list.
         if self._clock() - self._topics_watched_at < WATCHED_SECONDS and self._is_due:
             rows = await all_topics(session)
-            self._produced.append((self._clock(), {row.topic: row.max_offsets for row in rows}))
+            self._topics.append(topic_counters(rows, self._clock()))
 
     async def _look_for_changes(self, session: ConsoleSession) -> None:
         if self._clock() - self._looked_at < CHANGES_SECONDS:
@@ -321,12 +305,6 @@ class Sampler:
         with contextlib.suppress(NoPermission):
             self.changes.saw_settings(await session.clients.admin.settings())
         self._looked_at = self._clock()
-
-
-def _rate(topic: str, before: tuple[float, dict[str, int]], after: tuple[float, dict[str, int]]) -> float | None:
-    first, last = before[1].get(topic), after[1].get(topic)
-    seconds = after[0] - before[0]
-    return None if first is None or last is None or last < first or seconds <= 0 else (last - first) / seconds
 
 
 async def dead_letter_topics(session: ConsoleSession, rows: int) -> list[TopicTotals]:

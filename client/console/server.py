@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ...protocol.errors import ConfigurationError
 from ...protocol.names import network_of
 from .app import Console, make_app
-from .options import ConsoleOptions
+from .policy import ConsoleOptions
 
 # ---- Connections of browsers: how long each may take, and which one is closed when there are too many.
 

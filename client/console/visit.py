@@ -14,8 +14,8 @@ from ...protocol.errors import FlintError
 from ..errors import InvalidArgument
 from ..operator.display import shown_name
 from .failures import Refused, ShownError
-from .forms import FORM_BYTES_MAX
 from .policy import origin_refusal
+from .services import FORM_BYTES_MAX
 from .sessions import ConsoleSession
 
 if TYPE_CHECKING:

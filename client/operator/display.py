@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from fnmatch import fnmatchcase
 
 from ...protocol.display import three_digits
 from ...protocol.names import is_system_topic, is_valid_name
@@ -115,6 +116,11 @@ def real_name(shown: str, kind: NameKind = "topic") -> str:
 def is_called(name: str, text: str) -> bool:
     """Return whether ``text`` is in a name, real or as people see it, in upper or lower case."""
     return text.lower() in name.lower() or text.lower() in shown_name(name).lower()
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Return whether the name of a topic or group, real or as people see it, matches a pattern such as ``orders.*``."""
+    return fnmatchcase(name, pattern) or fnmatchcase(shown_name(name), pattern)
 
 
 def is_group_topic(name: str) -> bool:

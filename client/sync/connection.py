@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ...protocol.commands import Command, HelloAnswer
 from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError
-from ...protocol.produce_frame import decode_answer_of_one
+from ...protocol.frames import decode_answer_of_one
 from ..core.rpc.access import NO_ACCESS, ClientAccess
 from ..core.rpc.address import Address
 from ..core.rpc.connection_errors import (

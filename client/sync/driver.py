@@ -16,7 +16,7 @@ from typing import Protocol, TypeAlias
 
 from ...protocol.commands import LAYOUT_ROWS
 from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError
-from ...protocol.produce_frame import ANY_QUEUE, ProduceHead
+from ...protocol.frames import ANY_QUEUE, ProduceHead
 from ...protocol.storage.record import unique_key
 from ..core.produce.accumulator import HEADS_KEPT, SentSingle, Single, first_deadline
 from ..core.produce.delivery import Outbox

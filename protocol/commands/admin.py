@@ -14,7 +14,7 @@ from ..fields import I32_MAX, I64_MAX, boolean, integer, text
 from ..rows import ValueKind, array_row, column, row, shown
 from ..storage.layout import TOPIC_BYTES_MAX
 from ..times import from_millis
-from .common import QUEUES_MAX, Audit, Command, EmptyAnswer, EmptyRequest, RowCommand, RowsAnswer, RowsCommand, ServedBy
+from .common import QUEUES_MAX, Audit, Command, EmptyRequest, RowCommand, RowsCommand, ServedBy
 
 QUEUE_STATS_STRUCT = struct.Struct(">iqqq")
 """Queue, its min offset, its max offset and the store time of its last message (ms, -1: the queue is empty)."""
@@ -359,69 +359,50 @@ occurred: the number of responses with that result since the start. Names are ad
 
 
 GET_DELAY_STATS = Command(
-    1011, GetDelayStatsRequest, DelayStatsAnswer, "what waits to be delivered later", rules.broker(QUERY)
+    1011, GetDelayStatsRequest, "what waits to be delivered later", rules.broker(QUERY), answer=DelayStatsAnswer
 )
 GET_TOPICS_STATS = RowsCommand(
-    1012,
-    GetTopicsStatsRequest,
-    RowsAnswer,
-    "the figures of many topics",
-    rules.anybody,
-    served_by=ServedBy.READERS,
-    rows=TopicTotals,
+    1012, GetTopicsStatsRequest, "the figures of many topics", rules.anybody, ServedBy.READERS, rows=TopicTotals
 )
 TOPIC_SHOW = RowCommand(
-    1018, TopicRequest, EmptyAnswer, "one topic with its queues and its groups", rules.topic(QUERY), row=TopicView
+    1018, TopicRequest, "one topic with its queues and its groups", rules.topic(QUERY), row=TopicView
 )
 GET_QUARANTINE = RowsCommand(
     1015,
     GetQuarantineRequest,
-    RowsAnswer,
     "damaged ranges of the log, and the lost messages",
     rules.broker(QUERY),
-    served_by=ServedBy.ALL,
+    ServedBy.ALL,
     rows=QuarantineEntry,
 )
 UPDATE_AND_CREATE_TOPIC = Command(
-    17, UpdateAndCreateTopicRequest, EmptyAnswer, "create a topic or change one", rules.topic(ADMIN), audit=Audit.ALWAYS
+    17, UpdateAndCreateTopicRequest, "create a topic or change one", rules.topic(ADMIN), audit=Audit.ALWAYS
 )
-GET_ALL_TOPIC_CONFIG = RowsCommand(
-    21, EmptyRequest, RowsAnswer, "list the topics", rules.anybody, served_by=ServedBy.READERS, rows=TopicInfo
-)
+GET_ALL_TOPIC_CONFIG = RowsCommand(21, EmptyRequest, "list the topics", rules.anybody, ServedBy.READERS, rows=TopicInfo)
 UPDATE_BROKER_CONFIG = RowsCommand(
     25,
     UpdateBrokerConfigRequest,
-    RowsAnswer,
     "change settings while the broker runs",
     rules.broker(ADMIN),
-    served_by=ServedBy.ALL,
+    ServedBy.ALL,
     audit=Audit.ALWAYS,
     rows=ChangedSetting,
 )
 GET_BROKER_CONFIG = RowsCommand(
-    26,
-    EmptyRequest,
-    RowsAnswer,
-    "list the settings",
-    rules.broker(QUERY),
-    served_by=ServedBy.ALL,
-    audit=Audit.ALWAYS,
-    rows=Setting,
+    26, EmptyRequest, "list the settings", rules.broker(QUERY), ServedBy.ALL, audit=Audit.ALWAYS, rows=Setting
 )
 GET_BROKER_RUNTIME_INFO = Command(
-    28, EmptyRequest, RuntimeInfoAnswer, "how the broker is", rules.anybody, served_by=ServedBy.ALL
+    28, EmptyRequest, "how the broker is", rules.anybody, ServedBy.ALL, answer=RuntimeInfoAnswer
 )
 GET_TOPIC_STATS_INFO = Command(
     202,
     TopicRequest,
-    TopicStatsAnswer,
     "both ends of all queues of a topic",
     rules.topic(QUERY, PUBLISH, ADMIN),
-    served_by=ServedBy.READERS,
+    ServedBy.READERS,
+    answer=TopicStatsAnswer,
 )
-DELETE_TOPIC_IN_BROKER = Command(
-    215, TopicRequest, EmptyAnswer, "delete a topic", rules.topic(ADMIN), audit=Audit.ALWAYS
-)
+DELETE_TOPIC_IN_BROKER = Command(215, TopicRequest, "delete a topic", rules.topic(ADMIN), audit=Audit.ALWAYS)
 
 
 # ---- Replica sets: the stream from a primary to its followers, and the administration of a set.
@@ -538,62 +519,39 @@ class ChangeMembersRequest:
 REPLICATE = Command(
     1030,
     ReplicateRequest,
-    ReplicateAnswer,
     "follow the primary of a replica set",
     rules.broker(ADMIN),
-    served_by=ServedBy.ALL,
+    ServedBy.ALL,
+    answer=ReplicateAnswer,
 )
 REPLICATE_LOG = Command(
-    1031,
-    ReplicateLogRequest,
-    EmptyAnswer,
-    "from the primary: a part of its log",
-    rules.anybody,
-    one_way=True,
-    from_broker=True,
+    1031, ReplicateLogRequest, "from the primary: a part of its log", rules.anybody, one_way=True, from_broker=True
 )
 REPLICATE_TABLE = Command(
     1032,
     ReplicateTableRequest,
-    EmptyAnswer,
     "from the primary: a table that is not in the log",
     rules.anybody,
     one_way=True,
     from_broker=True,
 )
 REPORT_POSITION = Command(
-    1033,
-    ReportPositionRequest,
-    EmptyAnswer,
-    "how far a follower is",
-    rules.broker(ADMIN),
-    served_by=ServedBy.ALL,
-    one_way=True,
+    1033, ReportPositionRequest, "how far a follower is", rules.broker(ADMIN), ServedBy.ALL, one_way=True
 )
 GET_REPLICA_STATUS = RowsCommand(
     1034,
     EmptyRequest,
-    ReplicaStatusAnswer,
     "a replica set, its members, and how far each is",
     rules.broker(QUERY),
-    served_by=ServedBy.ALL,
+    ServedBy.ALL,
+    answer=ReplicaStatusAnswer,
     rows=SetMember,
 )
 SWITCH_PRIMARY = Command(
-    1035,
-    SwitchPrimaryRequest,
-    EmptyAnswer,
-    "hand the leadership of a replica set over",
-    rules.broker(ADMIN),
-    audit=Audit.ALWAYS,
+    1035, SwitchPrimaryRequest, "hand the leadership of a replica set over", rules.broker(ADMIN), audit=Audit.ALWAYS
 )
 CHANGE_MEMBERS = Command(
-    1036,
-    ChangeMembersRequest,
-    EmptyAnswer,
-    "add a member to a replica set, or remove one",
-    rules.broker(ADMIN),
-    audit=Audit.ALWAYS,
+    1036, ChangeMembersRequest, "add a member to a replica set, or remove one", rules.broker(ADMIN), audit=Audit.ALWAYS
 )
 
 
@@ -666,25 +624,17 @@ class UserInfo:
     access_keys: Sequence[AccessKeyInfo] = column("its access keys", of=AccessKeyInfo, default=())
 
 
-AUTH_CREATE_USER = Command(3001, CreateUserRequest, EmptyAnswer, "adds a user", rules.broker(ADMIN), audit=Audit.ALWAYS)
+AUTH_CREATE_USER = Command(3001, CreateUserRequest, "adds a user", rules.broker(ADMIN), audit=Audit.ALWAYS)
 AUTH_UPDATE_USER = Command(
-    3002,
-    UpdateUserRequest,
-    EmptyAnswer,
-    "gives a user another password or other grants",
-    rules.broker(ADMIN),
-    audit=Audit.ALWAYS,
+    3002, UpdateUserRequest, "gives a user another password or other grants", rules.broker(ADMIN), audit=Audit.ALWAYS
 )
-AUTH_DELETE_USER = Command(
-    3003, DeleteUserRequest, EmptyAnswer, "removes a user", rules.broker(ADMIN), audit=Audit.ALWAYS
-)
+AUTH_DELETE_USER = Command(3003, DeleteUserRequest, "removes a user", rules.broker(ADMIN), audit=Audit.ALWAYS)
 AUTH_LIST_USER = RowsCommand(
     3005,
     ListUsersRequest,
-    RowsAnswer,
     "who may connect, and what each may do",
     rules.broker(ADMIN),
-    served_by=ServedBy.ALL,
+    ServedBy.ALL,
     audit=Audit.ALWAYS,
     rows=UserInfo,
 )
@@ -817,26 +767,14 @@ class RightsAnswer:
     count: int = integer("number of grants in the body")
 
 
-HELLO = Command(1000, HelloRequest, HelloAnswer, "open a connection", rules.anybody, served_by=ServedBy.ALL)
-AUTH = Command(1001, AuthRequest, AuthAnswer, "say who is calling, and prove it", rules.anybody, served_by=ServedBy.ALL)
+HELLO = Command(1000, HelloRequest, "open a connection", rules.anybody, ServedBy.ALL, answer=HelloAnswer)
+AUTH = Command(1001, AuthRequest, "say who is calling, and prove it", rules.anybody, ServedBy.ALL, answer=AuthAnswer)
 GET_CONNECTIONS = RowsCommand(
-    1013,
-    GetConnectionsRequest,
-    RowsAnswer,
-    "who is connected",
-    rules.broker(QUERY),
-    served_by=ServedBy.ALL,
-    rows=ConnectionInfo,
+    1013, GetConnectionsRequest, "who is connected", rules.broker(QUERY), ServedBy.ALL, rows=ConnectionInfo
 )
 GET_RIGHTS = Command(
-    1014, EmptyRequest, RightsAnswer, "the caller's user, and what it may do", rules.anybody, served_by=ServedBy.ALL
+    1014, EmptyRequest, "the caller's user, and what it may do", rules.anybody, ServedBy.ALL, answer=RightsAnswer
 )
 CLOSE_CONNECTION = Command(
-    1017,
-    CloseConnectionRequest,
-    EmptyAnswer,
-    "close a client's connection",
-    rules.broker(ADMIN),
-    served_by=ServedBy.ALL,
-    audit=Audit.ALWAYS,
+    1017, CloseConnectionRequest, "close a client's connection", rules.broker(ADMIN), ServedBy.ALL, audit=Audit.ALWAYS
 )

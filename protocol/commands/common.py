@@ -75,13 +75,13 @@ class Command:
 
     code: int
     request: type[Any]
-    answer: type[Any]
     purpose: str
     rule: Rule
     served_by: ServedBy = ServedBy.PRIMARY
     audit: Audit = Audit.NEVER
     one_way: bool = False
     from_broker: bool = False
+    answer: type[Any] = EmptyAnswer
     name: str = dataclasses.field(init=False, default="")
 
     def __post_init__(self) -> None:
@@ -92,6 +92,7 @@ class Command:
 class RowsCommand(Command, Generic[RowT]):
     """A command whose response has one msgpack array of ``rows`` in its body."""
 
+    answer: type[Any] = RowsAnswer
     rows: type[RowT] = dataclasses.field(kw_only=True)
 
 

@@ -21,10 +21,8 @@ from .common import (
     QUEUES_MAX,
     Audit,
     Command,
-    EmptyAnswer,
     EmptyRequest,
     RowCommand,
-    RowsAnswer,
     RowsCommand,
 )
 from .messages import ConsumerOffsetsAnswer
@@ -288,47 +286,37 @@ class GroupMembersAnswer:
 
 
 HEART_BEAT = Command(
-    34, HeartBeatRequest, HeartBeatAnswer, "join a group, stay in it, and learn what to consume", rules.member
+    34, HeartBeatRequest, "join a group, stay in it, and learn what to consume", rules.member, answer=HeartBeatAnswer
 )
-UNREGISTER_CLIENT = Command(
-    35, UnregisterClientRequest, EmptyAnswer, "leave a group at once", rules.member, one_way=True
-)
+UNREGISTER_CLIENT = Command(35, UnregisterClientRequest, "leave a group at once", rules.member, one_way=True)
 CONSUMER_SEND_MSG_BACK = Command(
     36,
     SendMessageBackRequest,
-    SendMessageBackAnswer,
     "have messages tried again later, or put aside",
     rules.of_group_in_topic(CONSUME, CONSUME),
+    answer=SendMessageBackAnswer,
 )
 NOTIFY_CONSUMER_IDS_CHANGED = Command(
-    40,
-    IdsChangedRequest,
-    EmptyAnswer,
-    "from the broker: the assignment changed",
-    rules.anybody,
-    one_way=True,
-    from_broker=True,
+    40, IdsChangedRequest, "from the broker: the assignment changed", rules.anybody, one_way=True, from_broker=True
 )
 GET_ALL_SUBSCRIPTIONGROUP_CONFIG = RowsCommand(
-    201, EmptyRequest, RowsAnswer, "list the consumer groups", rules.anybody, rows=GroupInfo
+    201, EmptyRequest, "list the consumer groups", rules.anybody, rows=GroupInfo
 )
 GET_CONSUMER_CONNECTION_LIST = RowCommand(
     203,
     GroupRequest,
-    GroupMembersAnswer,
     "who is in a group, who has which queue, how far each is",
     rules.group(QUERY),
+    answer=GroupMembersAnswer,
     row=GroupStatus,
 )
-DELETE_SUBSCRIPTIONGROUP = Command(
-    207, DeleteGroupRequest, EmptyAnswer, "delete a group", rules.group(ADMIN), audit=Audit.ALWAYS
-)
+DELETE_SUBSCRIPTIONGROUP = Command(207, DeleteGroupRequest, "delete a group", rules.group(ADMIN), audit=Audit.ALWAYS)
 INVOKE_BROKER_TO_RESET_OFFSET = Command(
     222,
     ResetOffsetRequest,
-    ConsumerOffsetsAnswer,
     "move a group's progress",
     rules.of_group_in_topic(ADMIN, QUERY),
+    answer=ConsumerOffsetsAnswer,
     audit=Audit.ALWAYS,
 )
 
@@ -415,21 +403,21 @@ class ReceiptsAnswer:
 POP_MESSAGE = Command(
     200050,
     PopMessageRequest,
-    PopMessageAnswer,
     "lease messages of a work queue, waiting for some if asked to",
     rules.of_group_in_topic(CONSUME, CONSUME),
+    answer=PopMessageAnswer,
 )
 ACK_MESSAGE = Command(
     200051,
     AckMessageRequest,
-    ReceiptsAnswer,
     "settle leased messages as handled",
     rules.of_group_in_topic(CONSUME, CONSUME),
+    answer=ReceiptsAnswer,
 )
 CHANGE_MESSAGE_INVISIBLETIME = Command(
     200053,
     ChangeInvisibleTimeRequest,
-    ReceiptsAnswer,
     "renew leases, or give messages back",
     rules.of_group_in_topic(CONSUME, CONSUME),
+    answer=ReceiptsAnswer,
 )

@@ -23,8 +23,6 @@ from .common import (
     QUEUES_MAX,
     Audit,
     Command,
-    EmptyAnswer,
-    RowsAnswer,
     RowsCommand,
     ServedBy,
 )
@@ -186,38 +184,38 @@ class BrowseMessagesAnswer:
     max_offsets: int = integer("sum of the queues' max offsets, which grows by one with each message")
 
 
-PRODUCE = Command(10, ProduceRequest, ProduceAnswer, "append messages", rules.topic(PUBLISH), one_way=True)
+PRODUCE = Command(10, ProduceRequest, "append messages", rules.topic(PUBLISH), answer=ProduceAnswer, one_way=True)
 PULL = Command(
     11,
     PullRequest,
-    RecordsAnswer,
     "read a queue from an offset on, waiting for messages if asked to",
     rules.of_group_in_topic(CONSUME, CONSUME),
-    served_by=ServedBy.READERS,
+    ServedBy.READERS,
+    answer=RecordsAnswer,
 )
 QUERY_BY_KEY = Command(
     12,
     QueryByKeyRequest,
-    QueryByKeyAnswer,
     "find messages by a key, newest first",
     rules.topic(QUERY),
-    served_by=ServedBy.READERS,
+    ServedBy.READERS,
+    answer=QueryByKeyAnswer,
 )
 VIEW_MESSAGE_BY_ID = Command(
     33,
     ViewMessageByIdRequest,
-    ViewMessageAnswer,
     "find one message by either form of id",
     rules.topic(QUERY),
-    served_by=ServedBy.READERS,
+    ServedBy.READERS,
+    answer=ViewMessageAnswer,
 )
 BROWSE_MESSAGES = Command(
     1016,
     BrowseMessagesRequest,
-    BrowseMessagesAnswer,
     "a page of a topic across its queues, bodies cut",
     rules.topic(QUERY),
-    served_by=ServedBy.READERS,
+    ServedBy.READERS,
+    answer=BrowseMessagesAnswer,
 )
 
 
@@ -345,14 +343,13 @@ class ConsumeStats:
 QUERY_CONSUMER_OFFSET = Command(
     14,
     QueryConsumerOffsetRequest,
-    ConsumerOffsetsAnswer,
     "read what a group has committed",
     rules.of_group_in_topic(QUERY, QUERY),
+    answer=ConsumerOffsetsAnswer,
 )
 UPDATE_CONSUMER_OFFSET = Command(
     15,
     UpdateConsumerOffsetRequest,
-    EmptyAnswer,
     "commit a group's progress",
     rules.of_group_in_topic(CONSUME, CONSUME),
     audit=Audit.BY_HAND,
@@ -361,34 +358,28 @@ UPDATE_CONSUMER_OFFSET = Command(
 SEARCH_OFFSET_BY_TIMESTAMP = Command(
     29,
     SearchOffsetByTimestampRequest,
-    TimeOffsetAnswer,
     "find an offset by store time",
     rules.topic(QUERY),
-    served_by=ServedBy.READERS,
+    ServedBy.READERS,
+    answer=TimeOffsetAnswer,
 )
 GET_MAX_OFFSET = Command(
-    30,
-    QueueRequest,
-    OffsetAnswer,
-    "where a queue's next message will be",
-    rules.topic(QUERY),
-    served_by=ServedBy.READERS,
+    30, QueueRequest, "where a queue's next message will be", rules.topic(QUERY), ServedBy.READERS, answer=OffsetAnswer
 )
 GET_MIN_OFFSET = Command(
-    31, QueueRequest, OffsetAnswer, "where a queue begins", rules.topic(QUERY), served_by=ServedBy.READERS
+    31, QueueRequest, "where a queue begins", rules.topic(QUERY), ServedBy.READERS, answer=OffsetAnswer
 )
 GET_EARLIEST_MSG_STORETIME = Command(
     32,
     QueueRequest,
-    StoreTimeAnswer,
     "when a queue's first message was stored",
     rules.topic(QUERY),
-    served_by=ServedBy.READERS,
+    ServedBy.READERS,
+    answer=StoreTimeAnswer,
 )
 GET_CONSUME_STATS = RowsCommand(
     208,
     ConsumeStatsRequest,
-    RowsAnswer,
     "how far consumer groups are, and what the queues hold",
     rules.of_group_in_topic(QUERY, QUERY),
     rows=ConsumeStats,

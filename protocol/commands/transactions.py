@@ -11,7 +11,7 @@ from ..fields import I64_MAX, boolean, integer, text
 from ..rows import ValueKind, column, row, shown
 from ..storage.layout import GROUP_BYTES_MAX
 from ..times import from_millis
-from .common import KEY_CHARS_MAX, PREPARED_NAME_CHARS_MAX, Audit, Command, EmptyAnswer, RowsCommand
+from .common import KEY_CHARS_MAX, PREPARED_NAME_CHARS_MAX, Audit, Command, RowsCommand
 
 TRANSACTIONS_MAX = 1_000
 """Maximum number of transactions in one response."""
@@ -178,44 +178,39 @@ class PreparedAnswer:
 
 
 END_TRANSACTION = Command(
-    37,
-    EndTransactionRequest,
-    EmptyAnswer,
-    "commit or roll back a half message",
-    rules.group(PUBLISH),
-    audit=Audit.BY_HAND,
+    37, EndTransactionRequest, "commit or roll back a half message", rules.group(PUBLISH), audit=Audit.BY_HAND
 )
 CHECK_TRANSACTION_STATE = Command(
     39,
     CheckTransactionStateRequest,
-    CheckTransactionStateAnswer,
     "from the broker: how did this transaction end?",
     rules.anybody,
+    answer=CheckTransactionStateAnswer,
     from_broker=True,
 )
 GET_TRANSACTIONS = RowsCommand(
     1010,
     GetTransactionsRequest,
-    TransactionsAnswer,
     "transactions that are open, or were parked",
     rules.anybody,
+    answer=TransactionsAnswer,
     rows=TransactionInfo,
 )
 COMMIT_PREPARED = Command(
     1020,
     CommitPreparedRequest,
-    CommitPreparedAnswer,
     "commit what attempts prepared, all of it or nothing",
     rules.on_any_topic(PUBLISH),
+    answer=CommitPreparedAnswer,
 )
 ABORT_PREPARED = Command(
     1021,
     AbortPreparedRequest,
-    AbortPreparedAnswer,
     "drop what attempts prepared",
     rules.on_any_topic(PUBLISH),
+    answer=AbortPreparedAnswer,
     audit=Audit.ALWAYS,
 )
 GET_PREPARED = Command(
-    1022, GetPreparedRequest, PreparedAnswer, "what is prepared, and what is being copied", rules.anybody
+    1022, GetPreparedRequest, "what is prepared, and what is being copied", rules.anybody, answer=PreparedAnswer
 )

@@ -98,7 +98,12 @@ PARTS = {
         ),
     ),
     "delivery": Part(
-        ("broker/delivery/pop/*.py", "broker/delivery/staged*.py", "broker/delivery/transactions/*.py"),
+        (
+            "broker/delivery/pop/*.py",
+            "broker/delivery/redelivery.py",
+            "broker/delivery/staged.py",
+            "broker/delivery/transactions/*.py",
+        ),
         (
             "tests/unit/test_pop_*.py",
             "tests/unit/test_prepared*.py",

@@ -6,7 +6,7 @@ import json
 import shutil
 import socket
 from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 import pytest_asyncio
@@ -115,36 +115,24 @@ class Tab:
 
 
 async def axe_findings(tab: Tab, url: str) -> list[str]:
-    """Open a page and return what axe finds wrong in it by the rules of WCAG 2.2 AA. The tab must have ``bypass_csp``,
-    because the policy would stop axe, too."""
+    """Open a page and return what axe finds wrong in it by the rules of WCAG 2.2 AA, and in its contrasts in the dark.
+    The tab must have ``bypass_csp``, because the policy would stop axe, too."""
     axe = pytest.importorskip("axe_playwright_python.async_playwright", reason="the extra `browser` is not installed")
     await tab.page.goto(url)
-    rules = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
-    results = await axe.Axe().run(tab.page, options=rules)
-    return [
-        f"{url}: {violation['id']}: {node['html'][:150]} {node['failureSummary']}"
-        for violation in results.response["violations"]
-        for node in violation["nodes"][:3]
+    found = []
+    runs: list[tuple[Literal["light", "dark"], dict[str, Any]]] = [
+        ("light", {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}),
+        ("dark", {"type": "rule", "values": ["color-contrast"]}),
     ]
-
-
-async def misfits(tab: Tab, urls: Iterable[str]) -> list[str]:
-    """Open pages and return what is wrong: errors, violations of the policy, and pages wider than a phone."""
-    await tab.page.add_init_script(
-        "addEventListener('securitypolicyviolation', (event) => console.error('CSP ' + event.violatedDirective))"
-    )
-    wide = []
-    for url in urls:
-        await tab.page.set_viewport_size({"width": 1280, "height": 800})
-        await tab.page.goto(url)
-        await tab.page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
-        await tab.page.set_viewport_size({"width": 320, "height": 640})
-        width = await tab.page.evaluate("document.documentElement.scrollWidth")
-        if width > 320:
-            wide.append(f"{url} is {width} pixels wide")
-        if tab.faults:
-            tab.faults.append(f"^ {url}")
-    return tab.faults + wide
+    for scheme, only in runs:
+        await tab.page.emulate_media(color_scheme=scheme)
+        results = await axe.Axe().run(tab.page, options={"runOnly": only})
+        found += [
+            f"{url}, {scheme}: {violation['id']}: {node['html'][:150]} {node['failureSummary']}"
+            for violation in results.response["violations"]
+            for node in violation["nodes"][:3]
+        ]
+    return found
 
 
 WIDTHS = (320, 700, 768, 900, 1024, 1200, 1400)
@@ -157,17 +145,23 @@ SQUEEZED = """() => [...document.querySelectorAll('main td.preview')]
   .map((each) => `${each.clientWidth} pixels for ${each.textContent.trim().slice(0, 40)}`)"""
 
 
-async def sideways(tab: Tab, urls: Iterable[str]) -> list[str]:
-    """Open pages and return what does not fit into one of ``WIDTHS``: pages and tables that scroll sideways, and
-    texts in narrow columns."""
+async def misfits(tab: Tab, urls: Iterable[str]) -> list[str]:
+    """Open pages and return what is wrong: errors, violations of the policy, and what does not fit into one of
+    ``WIDTHS``: pages and tables that scroll sideways, and texts in narrow columns."""
+    await tab.page.add_init_script(
+        "addEventListener('securitypolicyviolation', (event) => console.error('CSP ' + event.violatedDirective))"
+    )
     found = []
     for url in urls:
+        await tab.page.set_viewport_size({"width": 1280, "height": 800})
         await tab.page.goto(url)
         await tab.page.evaluate("document.querySelectorAll('details').forEach((each) => (each.open = true))")
         for width in WIDTHS:
             await tab.page.set_viewport_size({"width": width, "height": 800})
             for script in (TOO_WIDE, SQUEEZED):
                 found += [f"{url} at {width}: {each}" for each in await tab.page.evaluate(script)]
+        found += [f"{url}: {fault}" for fault in tab.faults]
+        tab.faults.clear()
     return found
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from flintmq.broker.delivery.scheduled.redelivery import RECORDS_A_STEP
+from flintmq.broker.delivery.scheduled.delivery import RECORDS_A_STEP
 from flintmq.broker.delivery.transactions.records import Half
 from flintmq.protocol.errors import PreparedIncomplete, TransactionEnded, TransactionNotExist
 from flintmq.protocol.storage.delivery import HALF_TOPIC, OP_HALF_TOPIC, OP_PREPARED_TOPIC, PREPARED_TOPIC
@@ -277,6 +277,6 @@ def test_delayed_messages_damaged_meanwhile_are_skipped_and_reported(
             overwrite(log_of(path), record.physical_offset, bytes(60))
     delayed.run(start_ms + 60_000)
     assert delayed.counted("t") == Counter(LEVEL + TIMED) - Counter([LEVEL[1], TIMED[2]])
-    assert delayed.delays.levels._redeliverer.unreadable == 2
+    assert delayed.delays.levels._deliverer.unreadable == 2
     assert "delayed messages cannot be delivered: they are damaged or no longer in the log" in caplog.text
     delayed.stop()

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import html
-import re
-
 import pytest
 from starlette.testclient import TestClient
 
 from flintmq.client import Admin, Consumer, Message, Producer
 from flintmq.client.console import sampler
 from tests.conftest import BrokerFactory
-from tests.console_tools import console_of, faults_of
+from tests.console_tools import console_of, faults_of, text_of
 from tests.group_tools import until
-
-
-def text_of(page: str) -> str:
-    """Return the text of a page as a person reads it."""
-    return html.unescape(" ".join(re.sub(r"<[^>]+>", " ", page).split()))
 
 
 def changes(client: TestClient) -> str:

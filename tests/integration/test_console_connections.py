@@ -14,15 +14,15 @@ import pytest
 
 from flintmq.client import Message, Producer
 from flintmq.client.console import server
-from flintmq.client.console.options import ConsoleOptions
+from flintmq.client.console.policy import ConsoleOptions
 from flintmq.client.console.server import CONNECTIONS_MAX, serve_on
-from tests.conftest import BrokerFactory, RunningBroker
+from tests.conftest import RunningBroker
 from tests.tls_tools import Authority
 
 
-@pytest.fixture
-def running(broker: BrokerFactory) -> RunningBroker:
-    return broker()
+@pytest.fixture(scope="module")
+def running(own_broker: RunningBroker) -> RunningBroker:
+    return own_broker
 
 
 class Served:

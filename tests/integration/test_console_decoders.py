@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from flintmq.client import Message, Producer
 from flintmq.client.console import bodies
-from tests.conftest import BrokerFactory
+from tests.conftest import RunningBroker
 from tests.console_tools import console_of, faults_of
 from tests.group_tools import until
 
@@ -72,12 +72,16 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
-@pytest.fixture
-def client(broker: BrokerFactory, installed: None) -> Iterator[TestClient]:
-    running = broker()
-    with Producer(running.address) as producer:
+@pytest.fixture(scope="module")
+def running(own_broker: RunningBroker) -> RunningBroker:
+    with Producer(own_broker.address) as producer:
         producer.send(Message("orders", BODY), queue=0)
         producer.send(Message("orders", bytes(bodies.DECODED_BYTES_MAX + 1)), queue=0)
+    return own_broker
+
+
+@pytest.fixture
+def client(running: RunningBroker, installed: None) -> Iterator[TestClient]:
     with console_of(running) as made:
         yield made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import socket
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from flintmq.client import Admin, Consumer, Message, Producer, StoredMessage
-from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
+from flintmq.protocol.commands import HELLO
+from tests.conftest import RawConnection, RunningBroker
 from tests.console_tools import SAME_SITE, console_of, faults_of, log_in
 from tests.dead_letter_tools import bury
 from tests.security_tools import PASSWORD, broker_with_users
@@ -58,15 +60,18 @@ class Inputs(HTMLParser):
             self.fields[self._area] += data
 
 
-@pytest.fixture
-def running(broker: BrokerFactory, connect: ConnectionFactory) -> RunningBroker:
+@pytest.fixture(scope="module")
+def running(own_broker: RunningBroker) -> RunningBroker:
     """Return a broker with a topic, a group, and a dead letter of it."""
-    made = broker()
+    made = own_broker
     with Admin(made.address) as admin, Consumer(made.address) as consumer, Producer(made.address) as producer:
         admin.create_topic("orders", 4)
         producer.send(Message("orders", b"first"), queue=0)
         consumer.commit("billing", "orders", {0: 1})
-    bury(made, connect(made), "billing", [Message("orders", b"dead")])
+    with socket.create_connection((made.host, made.port)) as sock:
+        peer = RawConnection(sock)
+        peer.call(HELLO, {"protocol": 1}).raise_for_error()
+        bury(made, peer, "billing", [Message("orders", b"dead")])
     return made
 
 

@@ -3,7 +3,6 @@ and at most three requests."""
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,9 @@ from starlette.testclient import TestClient
 
 from flintmq.client import Admin, Consumer, Message, Producer
 from flintmq.client.console.pages import PAGES
+from flintmq.protocol import commands
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
-from tests.console_tools import console_of, faults_of, log_in, requests_of
+from tests.console_tools import SAME_SITE, console_of, faults_of, log_in, requests_of, text_of
 from tests.dead_letter_tools import bury
 from tests.group_tools import until
 from tests.security_tools import PASSWORD, broker_with_users
@@ -39,7 +39,8 @@ def _path(pattern: str) -> str:
     return pattern + {"/groups/billing/reset": "?topic=orders&to=earliest"}.get(pattern, "")
 
 
-PATHS = [_path(pattern) for method, pattern, _ in PAGES if method == "GET" and not pattern.endswith(STREAMS)]
+PATHS = [_path(pattern) for method, pattern, *_ in PAGES if method == "GET" and not pattern.endswith(STREAMS)]
+PATHS += ["/topics/orders?key=k", "/topics/orders?from=-1h&filter=n+%3E+5", "/clients?q=console", "/groups?sort=time"]
 MESSAGE = "/topics/orders/0/0"
 
 
@@ -85,6 +86,27 @@ def test_an_empty_broker(broker: BrokerFactory) -> None:
             running,
             lambda path: {200, 303, 404} if "/orders" in path or "/billing" in path else of_filled(path),
         )
+        for path, words in (
+            ("/groups", "There is no group yet"),
+            ("/dlq", "There are no dead letters"),
+            ("/dlq/nobody", "No dead letter"),
+        ):
+            assert words in client.get(path).text
+
+
+def test_a_read_only_console_refuses_every_change(broker: BrokerFactory, connect: ConnectionFactory) -> None:
+    running = broker()
+    fill(running, connect)
+    peer = connect(running)
+    with console_of(running, read_only=True) as client:
+        before = peer.runtime_info()["write_offset"], peer.call(commands.GET_BROKER_CONFIG).body
+        for method, pattern, *_ in PAGES:
+            if method == "POST" and pattern != "/me/end":
+                data = {"name": "billing", "what": "all", "confirmed": "1", "topic": "orders", "offsets": "0=1"}
+                assert client.post(_path(pattern), data=data, headers=SAME_SITE).status_code == 403, pattern
+        assert client.get("/topics/orders/send").status_code == 403
+        assert "Create a topic" not in client.get("/topics").text
+        assert (peer.runtime_info()["write_offset"], peer.call(commands.GET_BROKER_CONFIG).body) == before
 
 
 def test_a_filled_broker(broker: BrokerFactory, connect: ConnectionFactory) -> None:
@@ -145,24 +167,19 @@ def test_a_damaged_message_is_named(broker: BrokerFactory, connect: ConnectionFa
     again = broker("--listen", running.address, store=running.store, settings={"store.record_checksum": True})
     with console_of(again) as client:
         check(client, again, lambda path: {200, 303, 404})
-        page = text_of(client.get("/topics/orders"))
+        page = text_of(client.get("/topics/orders").text)
         assert "✕ 1 message here is damaged or in the quarantine" in page
         assert re.findall(r"\b0:\d\b", page) == ["0:4", "0:3", "0:1", "0:0"]
         missing = client.get("/topics/orders/0/2")
         assert missing.status_code == 404
-        assert "has no message at offset 2" in text_of(missing)
-        assert re.findall(r"\b0:\d\b", text_of(client.get("/topics/orders?key=k"))) == ["0:4", "0:3", "0:1", "0:0"]
+        assert "has no message at offset 2" in text_of(missing.text)
+        assert re.findall(r"\b0:\d\b", text_of(client.get("/topics/orders?key=k").text)) == ["0:4", "0:3", "0:1", "0:0"]
         with Admin(again.address) as admin:
             (entry,) = admin.quarantine()
         assert entry.physical_offset == receipts[2].physical_offset
-        quarantine = text_of(client.get("/store")).partition("Quarantine")[2]
+        quarantine = text_of(client.get("/store").text).partition("Quarantine")[2]
         assert quarantine.startswith(" 1 damaged range, 1 lost message ")
         assert f" {entry.physical_offset:,} " in quarantine
         assert " orders 0:2 " in quarantine
         assert f" {entry.reason} {entry.file} " in quarantine
         assert "checksum" in entry.reason
-
-
-def text_of(response: Any) -> str:
-    """Return the text of a page as a person reads it."""
-    return html.unescape(" ".join(re.sub(r"<[^>]+>", " ", response.text).split()))

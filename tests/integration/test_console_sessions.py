@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from tests.security_tools import PASSWORD, broker_with_users, set_user
 GRANTS: dict[str, list[dict[str, Any]]] = {
     "ops": [{"actions": ["admin"], "broker": True}],
     "reader": [{"actions": ["query"], "topic": "orders"}],
+    "guesser": [],
 }
 
 
@@ -38,9 +38,9 @@ class HandClock:
         return self.now
 
 
-@pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[RunningBroker]:
-    with broker_with_users(tmp_path, GRANTS, {}) as running:
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+    with broker_with_users(tmp_path_factory.mktemp("guarded"), GRANTS, {}) as running:
         yield running
 
 
@@ -103,12 +103,12 @@ def test_a_user_has_few_sessions_and_the_oldest_ends(client: TestClient) -> None
 
 def test_a_guesser_may_try_again_later(client: TestClient, clock: HandClock) -> None:
     for _ in range(FREE_FAILURES):
-        assert log_in(client, "ops", "wrong").status_code == 403
-    refused = log_in(client, "ops", PASSWORD)
+        assert log_in(client, "guesser", "wrong").status_code == 403
+    refused = log_in(client, "guesser", PASSWORD)
     assert refused.status_code == 429
     assert "try again in 30 s" in refused.text
     clock.now += WAIT_SECONDS
-    assert log_in(client, "ops", PASSWORD).status_code == 303
+    assert log_in(client, "guesser", PASSWORD).status_code == 303
 
 
 def test_a_new_login_has_a_new_session(client: TestClient) -> None:
@@ -126,6 +126,8 @@ def test_a_session_ends_when_the_broker_no_longer_accepts_its_user(guarded: Runn
     assert client.get("/me").status_code == 200
     set_user(guarded.store, "reader", "another password")
     until(lambda: client.get("/me").status_code == 303)
+    set_user(guarded.store, "reader", PASSWORD)
+    until(lambda: log_in(client, "reader", PASSWORD).status_code != 403)
 
 
 def test_cookies_of_an_encrypted_console_are_for_this_host_alone(guarded: RunningBroker) -> None:

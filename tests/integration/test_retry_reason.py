@@ -42,14 +42,12 @@ def test_a_listeners_error_comes_with_the_next_attempt_and_the_dead_letter(
     assert (second.retry_reason, second.retry_member) == ("ValueError: no such account", f"{topic}-m")
     assert (dead.retry_reason, dead.retry_member) == ("KeyError: 'second'", f"{topic}-m")
     assert not dead.user_properties, "what the broker noted is not the sender's"
-    texts = [record.getMessage() for record in caplog.records if record.name.startswith("flintmq.client.groups.push")]
-    name = f"message {first.message_id} of topic {topic}, key o-0"
-    assert [text for text in texts if "ValueError" in text] == [
-        f"group {topic}: the listener failed with {ValueError('no such account' + chr(10) + 'but a second line')!r} "
-        f"on {name}, queue 0, offset 0, try 1"
-    ]
-    assert f"group {topic}: the listener failed with KeyError('second') on {name}, try 2" in texts
-    assert f"group {topic}: moved to %DLQ%{topic} as dead letters: {name}, try 2" in texts
+    said = [record for record in caplog.records if record.name.startswith("flintmq.client.groups.push")]
+    assert all(f"group {topic}" in record.getMessage() for record in said)
+    failures = [record.getMessage() for record in said if first.message_id in record.getMessage()]
+    assert any("ValueError" in text and "try 1" in text for text in failures)
+    assert any("KeyError" in text and "try 2" in text for text in failures)
+    assert any(f"%DLQ%{topic}" in text and "key o-0" in text for text in failures)
 
 
 def test_a_consumer_that_may_not_say_why_keeps_it_to_itself(clients: Clients, address: str, topic: str) -> None:

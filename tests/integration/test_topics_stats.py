@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from flintmq.client import Admin, Consumer, InvalidParameter, Message, Producer, TopicNotExist, TopicTotals
-from flintmq.client.cli.topic_reader import all_topics_stats
+from flintmq.client.operator.rates import all_topics_stats
 from flintmq.protocol import commands
 from tests.cli_tools import Cli
 from tests.conftest import BrokerFactory, ConnectionFactory
@@ -65,7 +65,7 @@ def test_one_topic_is_shown_with_its_queues_and_the_groups_that_read_it(broker: 
         {"group": "billing", "members": 0, "lag": 3},
     )
     people = cli.run("-o", "table", "topic", "show", "orders", "--seconds", "0.1").out
-    assert re.search(r"keeps +24 h *\n", people)
+    assert re.search(r"retention +24 h *\n", people)
     assert re.search(r"billing +│? *0 +│? *3", people)
     assert "groups\tbilling reports\n" in cli.run("topic", "show", "orders", "--seconds", "0.1").out
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import socket
 import subprocess
 import sys
@@ -113,8 +112,7 @@ def test_a_block_that_raises_does_not_hide_earlier_failures(
         raise ZeroDivisionError
     (said,) = [record for record in caplog.records if record.name == "flintmq.client.unsent"]
     assert said.levelname == "WARNING"
-    text = "7 messages of send_async failed, and the application did not look at their futures"
-    assert said.getMessage() == f"a producer was closed by ZeroDivisionError: {text}"
+    assert "ZeroDivisionError: 7 messages of send_async failed" in said.getMessage()
 
 
 def test_an_interruption_without_wait_reports_the_abandoned_messages(
@@ -160,5 +158,4 @@ def test_a_producer_with_refused_arguments_leaves_no_resources(recwarn: Any) -> 
         with pytest.raises(Exception, match="delivery_timeout"):
             kind(delivery_timeout=-1)
     gc.collect()
-    assert os.getpid()
     assert not recwarn.list

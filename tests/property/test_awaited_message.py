@@ -17,8 +17,7 @@ from flintmq.broker.background import loop_work
 from flintmq.broker.net import connection
 from flintmq.protocol.commands import HELLO, LAYOUT_ROWS, PRODUCE, PROTOCOL_VERSION, PULL
 from flintmq.protocol.errors import PULL_NOT_FOUND
-from flintmq.protocol.frames import REQUEST, encode_frame
-from flintmq.protocol.produce_frame import ProduceHead
+from flintmq.protocol.frames import REQUEST, ProduceHead, encode_frame
 from flintmq.protocol.storage.layout import RECORD
 from tests.native_side import NativeSide, change_topic
 from tests.paired_brokers import Pair, pair_of

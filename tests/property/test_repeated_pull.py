@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
-from flintmq.protocol.produce_frame import ProduceHead, PullHead
+from flintmq.protocol.frames import ProduceHead, PullHead
 from tests.native_side import CHANGES, TOPICS, NativeSide, change_topic
 from tests.paired_brokers import Pair, pair_of, split_evenly
 

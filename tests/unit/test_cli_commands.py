@@ -13,8 +13,8 @@ import pytest
 
 from flintmq.client.cli import failures
 from flintmq.client.cli.commands.shell import EXAMPLES
-from flintmq.client.cli.formats import DIRECTIVES
 from flintmq.client.cli.main import COMMANDS, root
+from flintmq.client.cli.messages import DIRECTIVES
 from flintmq.protocol import standard_output
 from tests.cli_tools import Cli
 

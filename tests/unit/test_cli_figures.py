@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from flintmq.client.cli.bench_runs import LatencyHistogram
-from flintmq.client.cli.commands.check import CRITICAL, OK, UNKNOWN, WARNING, CheckFinding
-from flintmq.client.cli.top_screen import Rates, Sample, Screen, View, between
+from flintmq.client.cli.commands.bench import LatencyHistogram
+from flintmq.client.cli.commands.status import CRITICAL, OK, UNKNOWN, WARNING, CheckFinding
+from flintmq.client.cli.top_screen import Screen, View
 from flintmq.client.operator.condition import Condition, Lag
+from flintmq.client.operator.rates import Counters, Rates, Sample, between, broker_counters
 from flintmq.protocol.display import show_bytes
 
 INFO: dict[str, Any] = {
@@ -94,7 +95,8 @@ class TestLatencies:
 def _sample(at: float, groups: dict[tuple[str, str], tuple[int, int]] | None = None, **figures: Any) -> Sample:
     lags = {key: (committed, Lag(lag)) for key, (committed, lag) in (groups or {}).items()}
     ends = figures.pop("ends", {})
-    return Sample(at, Condition(INFO | figures), ends, ends, lags)
+    condition = Condition(INFO | figures)
+    return Sample(condition, broker_counters(condition, at), Counters(at, ends), ends, lags)
 
 
 class TestRates:
@@ -236,7 +238,8 @@ def test_the_live_screen_says_why_messages_are_refused() -> None:
 def test_the_live_screen_is_complete_for_an_empty_or_older_broker() -> None:
     assert "no topics yet" in "\n".join(_screen(80, 24, topics=0))
     screen = Screen("127.0.0.1:10911", 1.0)
-    empty = Sample(0.0, Condition({"name": "old", "pid": 1}), {}, {}, {})
+    condition = Condition({"name": "old", "pid": 1})
+    empty = Sample(condition, broker_counters(condition, 0.0), Counters(0.0, {}), {}, {})
     screen.rates = between(empty, empty)
     stream = io.StringIO()
     Console(file=stream, width=80, height=24).print(screen)

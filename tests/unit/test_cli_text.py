@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.client import StoredMessage
-from flintmq.client.cli.formats import DIRECTIVES, Format
-from flintmq.client.cli.messages import MessagePrinter, message_row
+from flintmq.client.cli.messages import DIRECTIVES, Format, MessagePrinter, message_row
 from flintmq.client.cli.output import Output, TableColumn, number
 from flintmq.client.operator.display import plural, show_count, show_moment, show_rate, show_seconds
 from flintmq.protocol.display import JSON, PLAIN, TABLE, escape, escape_bytes, escape_json, iso, show_bytes, to_json

@@ -13,8 +13,14 @@ from flintmq.client.core.rpc.session import Answer, Session
 from flintmq.protocol.commands import LAYOUT_COLUMNS, LAYOUT_ROWS, PRODUCE, ProduceRequest, RecordsAnswer
 from flintmq.protocol.errors import PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, SUCCESS
 from flintmq.protocol.fields import decode_fields, encode_fields
-from flintmq.protocol.frames import REQUEST, RESPONSE, encode_head
-from flintmq.protocol.produce_frame import ProduceHead, decode_records_head, encode_records_head
+from flintmq.protocol.frames import (
+    REQUEST,
+    RESPONSE,
+    ProduceHead,
+    decode_records_head,
+    encode_head,
+    encode_records_head,
+)
 
 PREFIX = "7F00000155A738209810"
 

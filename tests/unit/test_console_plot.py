@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flintmq.client.console.plot import HEIGHT, WIDTH, plot
+from flintmq.client.console.render import HEIGHT, WIDTH, plot
 
 
 def test_too_few_samples_make_no_plot() -> None:

@@ -27,7 +27,7 @@ def test_a_recalled_message_never_comes_and_its_neighbours_do(delayed: DelayedSt
     assert sorted(delayed.bodies("t")) == [b"a", b"c", b"later b", b"no key"]
     assert delayed.bodies("u") == [b"b of u"]
     assert delayed.bodies(PARKED_TOPIC) == []
-    assert (delayed.delays.redeliverer.parked, delayed.delays.redeliverer.unreadable) == (0, 0)
+    assert (delayed.delays.deliverer.parked, delayed.delays.deliverer.unreadable) == (0, 0)
 
 
 def test_a_recall_that_comes_before_its_message_and_one_of_none_are_delivered_to_nobody(delayed: DelayedStore) -> None:

@@ -208,7 +208,7 @@ def test_an_undeliverable_message_is_parked_and_logged_and_stalls_no_other(
     delayed.run(START_MS + 1_000)
     assert delayed.bodies("t") == [b"first", b"last"]
     assert delayed.bodies(PARKED_TOPIC) == [name.encode() for name in POISON]
-    assert delayed.delays.redeliverer.parked == len(POISON)
+    assert delayed.delays.deliverer.parked == len(POISON)
     assert "for topic 'gone', which does not exist" in caplog.text
     assert "for queue 4 of topic t, which has only 4 queues" in caplog.text
     assert delayed.delays.pending_of("t") == delayed.delays.timers.state.pending == 0

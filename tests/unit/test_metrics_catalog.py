@@ -40,17 +40,6 @@ def test_names_follow_prometheus() -> None:
         assert not metric.name.endswith(("_ms", "_us", "_kb", "_mb", "_percent")), metric.name
 
 
-def test_the_readme_has_the_table_of_the_code() -> None:
-    rows = [
-        f"| `{metric.name}` | {metric.kind} | {', '.join(metric.labels) or '–'} | {metric.meaning} |"
-        for metric in METRICS
-    ]
-    table = "\n".join(["| metric | kind | labels | meaning |", "|---|---|---|---|", *rows])
-    readme = (ROOT / "broker" / "net" / "README.md").read_text(encoding="utf-8")
-    found = re.findall(r"<!-- generated: metrics -->\n\n(.*?)\n\n<!-- end -->", readme, re.DOTALL)
-    assert found == [table], "replace the block `metrics` of broker/net/README.md by what is expected"
-
-
 # ---- the dashboard ----
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,7 +92,7 @@ class TestClock:
         made.prepare("busy", "orders", [b"three"])
         made.run()
         assert set(made.staged.table.stages) == {"early", "busy"}
-        assert made.work.next_due_ms() == made.now_ms + 1
+        assert made.staged.next_due_ms() == made.now_ms + 1
         made.now_ms += 1
         made.run()
         with pytest.raises(PreparedIncomplete, match="stage early does not exist"):
@@ -99,8 +100,27 @@ class TestClock:
         made.commit(0, {"busy": 2})
         made.run()
         assert made.counted("orders") == {b"two": 1, b"three": 1}
-        assert made.work.next_due_ms() is None
+        assert made.staged.next_due_ms() is None
         assert made.staged.outcomes == {"commit": 1, "abort": 0, "expire": 1}
+
+    def test_they_expire_by_the_brokers_clock_and_not_by_the_systems(self, made: PreparedStore) -> None:
+        made.now_ms = 1_000_000_000_000  # years before the system's
+        made.prepare("early", "orders", [b"one"])
+        failed: list[BaseException] = []
+
+        async def work() -> None:
+            made.staged.start(lambda name, error: failed.append(error))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert set(made.staged.table.stages) == {"early"}
+            made.now_ms += TIMEOUT_MS
+            made.staged.wake()
+            for _ in range(3):
+                await asyncio.sleep(0)
+            await made.staged.stop()
+
+        made.loop.run_until_complete(work())
+        assert (failed, made.staged.outcomes["expire"]) == ([], 1)
 
     @pytest.mark.parametrize("clean", [True, False])
     def test_expired_stages_stay_expired_after_a_start(self, made: PreparedStore, clean: bool) -> None:

@@ -19,7 +19,7 @@ from flintmq.broker.delivery.transactions.records import (
     is_committed,
     parked,
 )
-from flintmq.broker.delivery.transactions.table import History
+from flintmq.broker.delivery.transactions.service import History
 from flintmq.protocol.storage.delivery import HALF_TOPIC, OP_HALF_TOPIC
 from flintmq.protocol.storage.record import Record, decode_record, encode_properties
 from tests.store_tools import unpack_rocketmq

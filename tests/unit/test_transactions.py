@@ -10,7 +10,7 @@ import pytest
 
 from flintmq.broker.delivery.transactions.checks import READS_AGAIN_S
 from flintmq.broker.delivery.transactions.records import Half
-from flintmq.broker.delivery.transactions.table import History
+from flintmq.broker.delivery.transactions.service import History
 from flintmq.broker.store import WouldBlock
 from flintmq.broker.store.message_store import UNLIMITED
 from flintmq.protocol.errors import (
@@ -96,7 +96,7 @@ class TestEnds:
     async def test_transactions_beyond_the_memory_are_found_in_the_log(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("flintmq.broker.delivery.transactions.table.ENDED_MAX", 2)
+        monkeypatch.setattr("flintmq.broker.delivery.transactions.service.ENDED_MAX", 2)
         async with parts(tmp_path) as made:
             halves = made.produce("orders", 0, *[b"x"] * 6, first=1)
             for place, half in enumerate(halves):
@@ -113,7 +113,7 @@ class TestEnds:
     async def test_a_message_whose_key_is_its_id_is_not_its_end(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: str
     ) -> None:
-        monkeypatch.setattr("flintmq.broker.delivery.transactions.table.ENDED_MAX", 0)
+        monkeypatch.setattr("flintmq.broker.delivery.transactions.service.ENDED_MAX", 0)
         async with parts(tmp_path) as made:
             (half,) = made.produce("orders", 0, b"paid", first=1)
             (other,) = made.produce("orders", 0, b"refers to it", first=2, keys=half.transaction_id)

@@ -11,7 +11,6 @@ from ....protocol.errors import CommitIllegal, InvalidParameter, QueueNotExist
 from ....protocol.names import check_client_group
 from ...background.loop_work import called_back
 from ..old_retries import is_alone
-from ..topic_changes import check_readable
 
 if TYPE_CHECKING:
     from ....protocol.commands import ResetOffsetRequest
@@ -76,7 +75,7 @@ class GroupAdmin:
         check_client_group(group)
         if params.to not in RESETS:
             raise InvalidParameter(f"to must be first, last, time or offset, not {params.to!r}")
-        check_readable(store.topics, params.topic)
+        store.topics.check_readable(params.topic)
         config = store.topics.get(params.topic)
         queues = config.queues if config is not None else 0
         if params.queue >= queues:

@@ -5,24 +5,32 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
+from ....protocol.errors import BrokerError, BrokerFailure, OffsetOutOfRange, QueueNotExist, SystemBusy, TopicNotExist
 from ....protocol.storage.delivery import RETRY_TOPIC_PREFIX, old_pop_retry_topic, pop_retry_topic
+from ....protocol.storage.record import decode_record
 from ...background.loop_work import LoopWorker
-from ...store import SettledAhead
+from ...store import CorruptLog, DamagedRecord, PullSelection, SettledAhead, WouldBlock
+from ..redelivery import EXPIRED, PoppedFrom, redelivered, topic_config
 from . import table
-from .redelivery import Moving, Redelivery, ReturnedBatch
 from .table import IN_FLIGHT_MAX, Expired, InFlightTable, QueueKey, Take
 
 if TYPE_CHECKING:
+    from ....protocol.storage.record import Record
+    from ...background.loop_work import CallAt, LoopTimer
     from ...background.service import OnFatal
     from ...store import MessageStore, PopEntry
     from ..groups.coordinator import GroupCoordinator
-    from ..groups.retry import RetryPolicy, Tally
+    from ..redelivery import RetryPolicy, Tally
     from ..writer import RecordWriter
     from .table import InFlight, QueueInFlight
+
+log = logging.getLogger(__name__)
 
 
 # ---- Consumers that wait for messages of a topic (long polling), by topic and group. Belongs to the event
@@ -32,13 +40,6 @@ if TYPE_CHECKING:
 # next one is woken only if it leaves some, so a thousand idle consumers cost no more than one.
 
 ALL_QUEUES = -1
-
-
-class Timer(Protocol):
-    """A call that can be cancelled."""
-
-    def cancel(self) -> object:
-        """Cancel the call."""
 
 
 class WaitEnd(enum.Enum):
@@ -60,7 +61,7 @@ class Wait:
         self.topic = topic
         self.queue = queue
         self.ended = ended
-        self.timer: Timer | None = None
+        self.timer: LoopTimer | None = None
 
     def cancel(self) -> None:
         """Stop waiting; may be called at any time and more than once."""
@@ -83,7 +84,7 @@ class Waits:
     ``every``: wake all consumers of a group instead of one, because they take nothing.
     """
 
-    def __init__(self, call_at: Callable[[float, Callable[[], None]], Timer], *, every: bool = False) -> None:
+    def __init__(self, call_at: CallAt, *, every: bool = False) -> None:
         self._call_at = call_at
         self._every = every
         self._groups: dict[tuple[str, str], dict[Wait, None]] = {}
@@ -177,7 +178,209 @@ def _watched(group: str, topic: str) -> tuple[str, str, str]:
     return topic, pop_retry_topic(group, topic), old_pop_retry_topic(group, topic)
 
 
-log = logging.getLogger(__name__)
+# ---- Redelivery of popped messages whose time at a consumer is over, or that it gave back.
+#
+# Unlike in RocketMQ, a message whose attempts are used up becomes a dead letter even if no consumer counts them.
+
+MOVED_AT_ONCE_MAX = 256
+"""Maximum number of messages that one append stores again."""
+MOVED_BYTES_MAX = 1024 * 1024
+"""Bytes of records after which no more are read for the same append."""
+AGAIN_MS = 1_000
+"""Pause after a failed append."""
+SIZE_BYTES = 4
+"""Width of the size before a pulled record."""
+GIVEN_BACK_MAX = 5_000
+"""Maximum number of messages that were given back and are not stored again yet."""
+
+
+class RedeliveryBatch:
+    """The messages that one request gives back. ``ended``: when all are stored, the numbers of messages that are
+    redelivered and of dead letters; or the error that kept some from being stored."""
+
+    def __init__(self, policy: RetryPolicy, left: int, ended: asyncio.Future[tuple[int, int]]) -> None:
+        self.policy = policy
+        self.ended = ended
+        self._left = left
+        self._retried = 0
+        self._dead = 0
+        self._error: BrokerError | None = None
+
+    def stored(self, *, dead: bool) -> None:
+        """Note that a message is stored."""
+        self._dead += dead
+        self._retried += not dead
+        self.done()
+
+    def done(self, error: BrokerError | None = None) -> None:
+        """Note that a message no longer exists, or the error that kept it from being stored."""
+        self._error = error or self._error
+        self._left -= 1
+        if self._left or self.ended.done():  # the task that waits was cancelled
+            return
+        if self._error is None:
+            self.ended.set_result((self._retried, self._dead))
+        else:
+            self.ended.set_exception(self._error)
+
+
+class Moving(NamedTuple):
+    """A message to be stored again. ``visible_ms``: the end of its time; ``batch``: None if its time is over."""
+
+    message: Expired
+    visible_ms: int
+    batch: RedeliveryBatch | None = None
+    reason: str = ""
+
+
+class Redelivery:
+    """The job that stores again the messages whose time is over or that a consumer gave back.
+
+    ``freed``: called with each ordered queue that can give messages again; ``moved``: called with each message that is
+    stored, or no longer exists.
+    """
+
+    def __init__(
+        self,
+        table: InFlightTable,
+        writer: RecordWriter,
+        readers: Executor,
+        freed: Callable[[QueueKey], None],
+        moved: Callable[[QueueKey, int], None],
+        tally: Tally,
+    ) -> None:
+        self._table = table
+        self._writer = writer
+        self._store: MessageStore = writer.store
+        self._readers = readers
+        self._freed = freed
+        self._moved = moved
+        self._tally = tally
+        self._returned: deque[Moving] = deque()
+
+    def check_may_return(self, count: int) -> None:
+        """Raise ``SystemBusy`` if too many messages wait to be stored again."""
+        if len(self._returned) + count > GIVEN_BACK_MAX:
+            raise SystemBusy(
+                f"{len(self._returned)} messages that were given back wait to be stored again, at most "
+                f"{GIVEN_BACK_MAX} may; try again later",
+                retry_after_ms=AGAIN_MS,
+            )
+
+    def give_back(self, messages: Iterable[Moving]) -> None:
+        """Queue messages that are already moving to be stored again."""
+        self._returned.extend(messages)
+
+    def next_due_ms(self) -> int | None:
+        """Return when the next message's time is over, at the earliest."""
+        return 0 if self._returned else self._table.next_end_ms()
+
+    def backlog(self) -> int:
+        """Return the number of messages in flight."""
+        return self._table.in_flight
+
+    async def step(self, now_ms: int) -> bool:
+        """Store again the messages whose time is over or that were given back; return whether there may be more."""
+        due = self._table.due(now_ms, MOVED_AT_ONCE_MAX)
+        for key in due.free:
+            self._freed(key)
+        # That time counts only if the message cannot be stored: it is then tried again after AGAIN_MS.
+        pending = deque(Moving(each, now_ms + AGAIN_MS) for each in due.expired)
+        while self._returned and len(pending) < MOVED_AT_ONCE_MAX:
+            pending.append(self._returned.popleft())
+        count = len(pending) + len(due.free)
+        try:
+            while pending:
+                records = await self._read(pending)
+                await self._append([(pending.popleft(), record) for record in records], pending)
+        except BaseException as error:
+            # Whatever the error, a cancellation included: nothing else can end the state "moving".
+            self._keep(pending, error)
+            raise
+        return count >= MOVED_AT_ONCE_MAX
+
+    def _keep(self, pending: Iterable[Moving], error: BaseException) -> None:
+        """Keep in flight the messages that could not be stored."""
+        for message, visible_ms, batch, _ in pending:
+            self._table.keep(message.key, message.offset, visible_ms)
+            if batch is not None:
+                batch.done(error if isinstance(error, BrokerError) else BrokerFailure(f"it was not stored: {error}"))
+
+    async def _read(self, pending: Iterable[Moving]) -> list[Record | None]:
+        """Return the records of the first messages, at least one; None for a message that cannot be read any more."""
+        records: list[Record | None] = []
+        read_bytes = 0
+        for message, *_ in pending:
+            try:
+                record = self._record(message, hot=True)
+            except WouldBlock:
+                read = partial(self._record, message, hot=False)
+                record = await self._writer.loop.run_in_executor(self._readers, read)
+            records.append(record)
+            read_bytes += len(record.body) if record is not None else 0
+            if read_bytes >= MOVED_BYTES_MAX:
+                break
+        return records
+
+    def _record(self, message: Expired, *, hot: bool) -> Record | None:
+        group, topic, queue = message.key
+        try:
+            pulled = self._store.pulls.pull(topic, queue, message.offset, PullSelection(1, 1), hot=hot)
+        except (CorruptLog, DamagedRecord, OffsetOutOfRange, QueueNotExist, TopicNotExist) as error:
+            log.error("group %s does not get message %d of %s again: %s", group, message.offset, topic, error)
+            return None
+        return decode_record(pulled.body, SIZE_BYTES) if pulled.count else None
+
+    async def _append(self, messages: Sequence[tuple[Moving, Record | None]], pending: deque[Moving]) -> None:
+        """Append the messages to the retry or dead letter topics of their groups; return when they are on disk.
+
+        If that fails, they are ``pending`` again.
+        """
+        again = [(moving, *self._new_record(moving, record)) for moving, record in messages if record is not None]
+        try:
+            if again:
+                records = [record for _, record, _ in again]
+                names = dict.fromkeys(name for moving, record, _ in again for name in _topics_for(moving, record))
+                await self._writer.topics_exist([topic_config(name) for name in names])
+                # Only now may the committed offset pass them, and with it the file that a start reads.
+                await self._writer.on_disk(self._writer.append_records(records))
+        except BaseException:
+            # In reverse, because each goes before the others: they are at the front again, in their order.
+            pending.extendleft(moving for moving, _ in reversed(messages))
+            raise
+        dead_of = {moving.message: dead for moving, _, dead in again}
+        for moving, record in messages:
+            self._moved(moving.message.key, moving.message.offset)
+            self._count(moving, record, dead=dead_of.get(moving.message, False))
+
+    def _count(self, moving: Moving, record: Record | None, *, dead: bool) -> None:
+        batch = moving.batch
+        if batch is None:
+            self._tally.count_expired(moving.message.key.group, 1)
+        if record is not None and (batch is None or batch.policy.is_attempt):
+            self._tally.count_sent_back(moving.message.key.group, not dead, dead)
+        if batch is None:
+            return
+        if record is None:
+            batch.done()
+        else:
+            batch.stored(dead=dead)
+
+    def _new_record(self, moving: Moving, record: Record) -> tuple[Record, bool]:
+        """Return the record to append for a message, and whether it is a dead letter."""
+        group, topic, _ = moving.message.key
+        policy = moving.batch.policy if moving.batch is not None else EXPIRED
+        times_max = self._store.groups.retry_times_max(group, policy.times_max)
+        return redelivered(record, group, policy, times_max, moving.reason, PoppedFrom(topic, moving.message.pop_ms))
+
+
+def _topics_for(moving: Moving, record: Record) -> tuple[str, str]:
+    """Return the topics that the record goes through, or that an operator sends a dead letter to."""
+    group, topic, _ = moving.message.key
+    return record.topic.decode(), PoppedFrom(topic, 0).retry_topic(group)
+
+
+# ---- The service.
 
 OFFER_SECONDS = 0.5
 """Interval at which settled messages are offered to the checkpoint, while they change."""
@@ -351,11 +554,11 @@ class PopService:
             self._worker.wake()
         return renewed
 
-    async def give_back(
+    async def redeliver(
         self, receipts: Sequence[Receipt], reasons: Sequence[str], policy: RetryPolicy
     ) -> tuple[list[bool], int, int]:
-        """Store messages again, or as dead letters. Return for each whether its receipt is that of its current
-        delivery; and, once they are stored, how many are delivered again, and how many are dead letters now.
+        """Redeliver messages. Return for each whether its receipt is that of its current delivery; and, once they are
+        stored, how many are delivered again, and how many are dead letters now.
 
         Raises ``SystemBusy``, or the error that kept some from being stored.
         """
@@ -364,7 +567,7 @@ class PopService:
         valid = [delivery is not None for delivery in found]
         if not any(valid):
             return valid, 0, 0
-        batch = ReturnedBatch(policy, sum(valid), self._loop.create_future())
+        batch = RedeliveryBatch(policy, sum(valid), self._loop.create_future())
         self._redelivery.give_back(
             Moving(Expired(*receipt), delivery.visible_ms, batch, reason)
             for receipt, delivery, reason in zip(receipts, found, reasons, strict=True)

@@ -26,13 +26,13 @@ from ...kernels.dispatch import DELAY_LEVELS_MS
 from ...kernels.gather import C_QUEUE_OFFSET, CHOSEN_ROW
 from ...store import KeySearch
 from ...store.timers import add_counts
-from .redelivery import RECORDS_A_STEP, DeliveryFigures, UnflushedEvents, choose, topics_of
+from .delivery import RECORDS_A_STEP, DeliveryFigures, UnflushedEvents, choose, topics_of
 
 if TYPE_CHECKING:
     from ....protocol.storage.record import Record
     from ...store import MessageStore
     from ...store.queues import ConsumeQueue
-    from .redelivery import Redeliverer
+    from .delivery import Deliverer
 
 
 # ---- Search after a crash, or after a change of the primary, for waiting messages that were already
@@ -139,16 +139,16 @@ class DelayLevels:
     copies in the log: a message that has one is not delivered again. A message without a unique key may be.
     """
 
-    def __init__(self, redeliverer: Redeliverer) -> None:
+    def __init__(self, deliverer: Deliverer) -> None:
         self.figures = DeliveryFigures()
         self.topics: Counter[str] = Counter()
         """Number of messages that wait for each topic."""
         self.levels: dict[int, Level] = {}
-        self._redeliverer = redeliverer
-        self._store = redeliverer.store
+        self._deliverer = deliverer
+        self._store = deliverer.store
         self._progress: UnflushedEvents[tuple[int, int]] = UnflushedEvents()
         self._turn = 0
-        self._copies = CopyFinder(redeliverer.store)
+        self._copies = CopyFinder(deliverer.store)
         self._started = False
         self._moved_ms = self._store.clock.moved_ms
 
@@ -189,7 +189,7 @@ class DelayLevels:
             number = queue_id + 1
             if number in self.levels or number > DELAY_LEVEL_MAX or queue.max_offset == queue.start_offset:
                 continue
-            first = await self._redeliverer.first_offset(queue)
+            first = await self._deliverer.first_offset(queue)
             # If the log lost its end, the file says more than the queue has, and new messages get those offsets.
             delivered = min(self._store.delay_offsets.delivered(number), queue.max_offset)
             at = max(first, delivered)  # retention may have deleted messages that were still waiting
@@ -207,9 +207,9 @@ class DelayLevels:
         count = min(COPIES_A_STEP, level.found[0] - level.searched)
         delivered: list[bool] = []
         if count > 0:
-            units = await self._redeliverer.read_units(level.queue, level.searched, count)
+            units = await self._deliverer.read_units(level.queue, level.searched, count)
             places = [(physical_offset, size) for physical_offset, size, _ in units.tolist()]
-            delivered = await self._redeliverer.in_reader(lambda: self._copies.delivered(places))
+            delivered = await self._deliverer.in_reader(lambda: self._copies.delivered(places))
         level.copied.update(at for at, is_copied in enumerate(delivered, level.searched) if is_copied)
         level.searched += len(delivered)
         level.crashed = any(delivered)
@@ -224,7 +224,7 @@ class DelayLevels:
 
     async def _deliver(self, level: Level, now_ms: int) -> bool:
         first = level.next_offset
-        units = await self._redeliverer.read_units(level.queue, first, min(RECORDS_A_STEP, level.counted - first))
+        units = await self._deliverer.read_units(level.queue, first, min(RECORDS_A_STEP, level.counted - first))
         due_ms = self.due_ms(level, units, first)
         later = due_ms > now_ms
         # Up to the first that is not due, even if later ones are: a level keeps its order.
@@ -234,7 +234,7 @@ class DelayLevels:
             return False
         chosen, count = choose(units[:count], first)
         chosen = _without(chosen, level.copied)
-        waiting, end_offset = await self._redeliverer.deliver(chosen)
+        waiting, end_offset = await self._deliverer.deliver(chosen)
         level.next_offset += count
         level.copied.difference_update(range(first, level.next_offset))
         # Unknown: the next step reads the unit of the next message.
@@ -265,12 +265,12 @@ class DelayLevels:
         first = level.counted
         if first >= level.queue.max_offset:
             return False
-        units = await self._redeliverer.read_units(
+        units = await self._deliverer.read_units(
             level.queue, first, min(RECORDS_A_STEP, level.queue.max_offset - first)
         )
         chosen, count = choose(units, first)
         chosen = _without(chosen, level.copied)
-        add_counts(self.topics, topics_of(await self._redeliverer.read_records(chosen), 1))
+        add_counts(self.topics, topics_of(await self._deliverer.read_records(chosen), 1))
         level.counted += count
         return True
 

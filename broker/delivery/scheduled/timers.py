@@ -21,12 +21,12 @@ from ...kernels.gather import C_PHYSICAL_OFFSET, C_QUEUE_OFFSET, C_SIZE, CHOSEN_
 from ...store.timers import HOUR_SECONDS, ROWS, Indexed, Reached, Rolled, Shifted, TimerState, by_hour, count_recalls
 from ..routing import SECOND_MS
 from .delay_levels import CopyFinder
-from .redelivery import BYTES_A_STEP, PLACES, RECORDS_A_STEP, DeliveryFigures, choose, chosen_places, topics_of
+from .delivery import BYTES_A_STEP, PLACES, RECORDS_A_STEP, DeliveryFigures, choose, chosen_places, topics_of
 
 if TYPE_CHECKING:
     from ...store.read.record_copies import WaitingRecords
     from ...store.timers import Event, TimerFiles
-    from .redelivery import Redeliverer
+    from .delivery import Deliverer
 
 
 # ---- Recalls of timed messages.
@@ -43,8 +43,8 @@ _DIGEST = f"S{_DIGEST_BYTES}"
 class RecallsOfSecond:
     """The messages that are recalled in the second being delivered: 16 bytes in memory for each."""
 
-    def __init__(self, redeliverer: Redeliverer) -> None:
-        self._redeliverer = redeliverer
+    def __init__(self, deliverer: Deliverer) -> None:
+        self._deliverer = deliverer
         self._second = -1
         self._examined = 0
         self._recalled = np.empty(0, _DIGEST)
@@ -59,7 +59,7 @@ class RecallsOfSecond:
         recalls = fresh[fresh["size"] < 0]
         found = [self._recalled]
         for at in range(0, len(recalls), RECORDS_A_STEP):
-            waiting = await self._redeliverer.read_records(chosen_places(recalls[at : at + RECORDS_A_STEP]))
+            waiting = await self._deliverer.read_records(chosen_places(recalls[at : at + RECORDS_A_STEP]))
             found.append(_digests(waiting, waiting.recalled_keys()))
         self._recalled = np.concatenate(found) if len(found) > 1 else self._recalled
 
@@ -88,19 +88,19 @@ class Timers:
     as ``DelayLevels`` does. A message without a unique key may be delivered again, but none is skipped.
     """
 
-    def __init__(self, redeliverer: Redeliverer, timer_files: TimerFiles) -> None:
+    def __init__(self, deliverer: Deliverer, timer_files: TimerFiles) -> None:
         self.figures = DeliveryFigures()
         self.state = TimerState()
         self.timer_files = timer_files
-        self._redeliverer = redeliverer
-        self._store = redeliverer.store
+        self._deliverer = deliverer
+        self._store = deliverer.store
         self.opened = False
         self._loaded_hour = -1
         self._seconds: dict[int, bytearray] = {}
         """By second: the hour's undelivered messages, and all messages of the second being delivered."""
         self._roll_below = 0
-        self._copies = CopyFinder(redeliverer.store)
-        self._recalls = RecallsOfSecond(redeliverer)
+        self._copies = CopyFinder(deliverer.store)
+        self._recalls = RecallsOfSecond(deliverer)
         self._complete_at, self._log_end, self._queue_end = -1, -1, -1
         """Last second for which ``_is_complete`` was true, and the ends of log and queue that the index must reach for
         the present second (-1: not known yet)."""
@@ -148,9 +148,9 @@ class Timers:
         if not self._store.ended_clean:
             self._crashed_end, self._crashed_ms = self._store.write_offset, now_ms
         queue = self._store.queues.get(TIMER_TOPIC, 0)
-        first = await self._redeliverer.first_offset(queue) if queue is not None else 0
+        first = await self._deliverer.first_offset(queue) if queue is not None else 0
         end = queue.max_offset if queue is not None else 0
-        self.state = await self._redeliverer.in_reader(lambda: self.timer_files.open(first, end, now))
+        self.state = await self._deliverer.in_reader(lambda: self.timer_files.open(first, end, now))
         self.opened = True
 
     def _stay_ahead(self, now: int) -> None:
@@ -224,7 +224,7 @@ class Timers:
         rolled_below = state.hours[number].rolled_below
         rows = rows[:count]
         rows = rows[rows["physical_offset"] >= rolled_below]
-        waiting = await self._redeliverer.read_records(chosen_places(rows))
+        waiting = await self._deliverer.read_records(chosen_places(rows))
         # Even those that have become due meanwhile: a message and its recall must come up in the same second.
         early = waiting.due_ms // SECOND_MS + 1 + state.shift > state.second
         # A record without a time is parked, and one that cannot be read is counted: neither is put off.
@@ -234,14 +234,14 @@ class Timers:
             await self._put_off(waiting, early)
             put_off = np.isin(rows["physical_offset"], waiting.chosen[C_PHYSICAL_OFFSET::CHOSEN_ROW][early])
             asked -= int(put_off.sum())
-            waiting = await self._redeliverer.read_records(chosen_places(rows[~put_off]))
+            waiting = await self._deliverer.read_records(chosen_places(rows[~put_off]))
         # Before recalled and already delivered ones are left out: those no longer wait either.
         topics = topics_of(waiting, -1, ~waiting.is_recall)
         await self._recalls.read(state.second, self._seconds[state.second])
         waiting, recalled = await self._without(waiting, self._recalls.of(waiting))
         waiting, delivered = await self._without(waiting, await self._delivered_before(waiting))
         asked -= recalled + delivered
-        end_offset = await self._redeliverer.deliver_records(waiting, asked, timed=True)
+        end_offset = await self._deliverer.deliver_records(waiting, asked, timed=True)
         due_ms = (state.second - state.shift) * SECOND_MS
         reached = Reached(state.second, state.position + count, number, len(rows), count_recalls(rows), topics)
         self._happened(end_offset, reached)
@@ -252,7 +252,7 @@ class Timers:
         if not which.any():
             return waiting, 0
         others = waiting.chosen.reshape(-1, CHOSEN_ROW)[~which]
-        return await self._redeliverer.read_records(others.reshape(-1)), int(which.sum())
+        return await self._deliverer.read_records(others.reshape(-1)), int(which.sum())
 
     async def _delivered_before(self, waiting: WaitingRecords) -> np.ndarray:
         """Return the mask of the messages that were delivered before a crash."""
@@ -262,7 +262,7 @@ class Timers:
         delivered = np.zeros(len(chosen), bool)
         if suspect.any():
             places = chosen[suspect][:, [C_PHYSICAL_OFFSET, C_SIZE]].tolist()
-            delivered[suspect] = await self._redeliverer.in_reader(lambda: self._copies.delivered(places))
+            delivered[suspect] = await self._deliverer.in_reader(lambda: self._copies.delivered(places))
         return delivered
 
     async def _put_off(self, waiting: WaitingRecords, early: np.ndarray) -> None:
@@ -287,8 +287,8 @@ class Timers:
         if below_rolled.any():
             # In their new hour, messages below ``rolled_below`` count as already appended again, so they would be lost:
             # append them again now, for a new physical offset.
-            appended = await self._redeliverer.read_records(chosen_places(rows[below_rolled]))
-            await self._redeliverer.append_copies(appended, (TIMER_TOPIC, 0))
+            appended = await self._deliverer.read_records(chosen_places(rows[below_rolled]))
+            await self._deliverer.append_copies(appended, (TIMER_TOPIC, 0))
             rows, topics = rows[~below_rolled], topics_of(appended, -1, ~appended.is_recall)
         self._keep(self._store.write_offset, Indexed(self.state.indexed, rows, topics))
 
@@ -301,7 +301,7 @@ class Timers:
         hour = state.hours.get(state.hour)
         if hour is not None:
             number, second = state.hour, state.second
-            self._seconds = await self._redeliverer.in_reader(lambda: _by_second(self.timer_files.rows(number), second))
+            self._seconds = await self._deliverer.in_reader(lambda: _by_second(self.timer_files.rows(number), second))
         self._loaded_hour = state.hour
 
     # Indexing.
@@ -312,11 +312,11 @@ class Timers:
         first = state.indexed
         if queue is None or first >= queue.max_offset:
             return False
-        units = await self._redeliverer.read_units(queue, first, min(RECORDS_A_STEP, queue.max_offset - first))
+        units = await self._deliverer.read_units(queue, first, min(RECORDS_A_STEP, queue.max_offset - first))
         chosen, count = choose(units, first)
-        waiting = await self._redeliverer.read_records(chosen)
+        waiting = await self._deliverer.read_records(chosen)
         rows, end_offset, wanted = self._rows(waiting)
-        self._redeliverer.count_unreadable(len(chosen) // CHOSEN_ROW - waiting.count + waiting.unsound)
+        self._deliverer.count_unreadable(len(chosen) // CHOSEN_ROW - waiting.count + waiting.unsound)
         self._keep(end_offset, Indexed(first + count, rows, topics_of(waiting, 1, wanted & ~waiting.is_recall)))
         return True
 
@@ -372,9 +372,9 @@ class Timers:
         while at < len(rows):
             part = rows[at : at + RECORDS_A_STEP]
             part = part[: int(np.searchsorted(np.cumsum(np.abs(part["size"])), BYTES_A_STEP)) + 1]
-            waiting = await self._redeliverer.read_records(chosen_places(part))
-            end_offset = await self._redeliverer.append_copies(waiting, (TIMER_TOPIC, 0))
-            self._redeliverer.count_unreadable(len(part) - waiting.count + waiting.unsound)
+            waiting = await self._deliverer.read_records(chosen_places(part))
+            end_offset = await self._deliverer.append_copies(waiting, (TIMER_TOPIC, 0))
+            self._deliverer.count_unreadable(len(part) - waiting.count + waiting.unsound)
             at += len(part)
             rolled_below = int(part["physical_offset"][-1]) + 1
             topics = topics_of(waiting, -1, ~waiting.is_recall)
@@ -395,7 +395,7 @@ class Timers:
                 bytes(blob[skipped:] if second == state.second else blob) for second, blob in self._seconds.items()
             ]
             return np.frombuffer(b"".join(blobs), PLACES)
-        rows = await self._redeliverer.in_reader(lambda: self.timer_files.rows(number))
+        rows = await self._deliverer.in_reader(lambda: self.timer_files.rows(number))
         return rows[["physical_offset", "size"]].astype(PLACES)
 
 

@@ -18,7 +18,7 @@ from ...store.queues import UNIT_DTYPE
 from ...store.timers import HOUR_SECONDS, TimerFiles
 from ..routing import SECOND_MS
 from .delay_levels import DelayLevels
-from .redelivery import Redeliverer
+from .delivery import Deliverer
 from .timers import Timers
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ class Delays:
         now_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self.now_ms = now_ms
-        self.redeliverer = Redeliverer(store, writer, loop, readers, appended)
-        self.levels = DelayLevels(self.redeliverer)
-        self.timers = Timers(self.redeliverer, TimerFiles(store.files, store.own_folder / "timers", store.path))
+        self.deliverer = Deliverer(store, writer, loop, readers, appended)
+        self.levels = DelayLevels(self.deliverer)
+        self.timers = Timers(self.deliverer, TimerFiles(store.files, store.own_folder / "timers", store.path))
         self._store = store
         self._workers = {
             SCHEDULE_TOPIC: LoopWorker("delivery by level", self.levels, loop, now_ms, fatal),
@@ -148,7 +148,7 @@ class DelayedCounts:
 
 def delayed_counts(delays: Delays, *, hot: bool) -> DelayedCounts:
     """Return the statistics. Any thread; with ``hot`` raises ``WouldBlock`` if it would have to read from disk."""
-    store, timers = delays.redeliverer.store, delays.timers
+    store, timers = delays.deliverer.store, delays.timers
     ahead_ms = timers.state.shift * SECOND_MS
     by_hour = [
         # A copy, because the loop may change the dict while another thread is here.

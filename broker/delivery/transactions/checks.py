@@ -13,22 +13,22 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from ....protocol.commands import CHECK_TRANSACTION_STATE, CheckTransactionStateAnswer, CheckTransactionStateRequest
-from ....protocol.errors import SUCCESS, BrokerError, FlintError, InvalidParameter, TransactionEnded
+from ....protocol.errors import SUCCESS, FlintError, InvalidParameter, TransactionEnded
 from ....protocol.fields import decode_fields
-from ...store import WouldBlock
-from .records import Half, checked_again, shown_as_real
-from .table import COMMIT, PARKED, ROLLBACK, OpenTransaction
+from .records import Half, checked_again
+from .service import COMMIT, PARKED, ROLLBACK, OpenTransaction
 
 if TYPE_CHECKING:
+    from ....protocol.errors import BrokerError
     from ....protocol.frames import Frame
     from ....protocol.storage.record import Record
     from ...background.loop_work import CallAt, LoopTimer
     from ..groups.producer_groups import ProducerGroups
-    from ..writer import RecordWriter
     from .service import TransactionalMessageService
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,6 @@ class TransactionalMessageCheckService:
         self,
         transactions: TransactionalMessageService,
         producers: ProducerGroups,
-        writer: RecordWriter,
         *,
         timeout_ms: int,
         check_interval_ms: int,
@@ -67,7 +66,6 @@ class TransactionalMessageCheckService:
         """Number of checks since the start without a live producer of the group."""
         self._transactions = transactions
         self._producers = producers
-        self._writer = writer
         self._timeout_s = timeout_ms / 1000
         self._interval_s = check_interval_ms / 1000
         self._times_max = check_times_max
@@ -78,6 +76,8 @@ class TransactionalMessageCheckService:
         self._again: deque[Due] = deque()
         self._timer: LoopTimer | None = None
         self._timer_at = 0.0
+        self._read: list[tuple[OpenTransaction, Half, Record]] = []
+        """Half messages that were read, to be appended again at the end of this turn of the loop."""
         # Without the messages, which are read again. Entries leave with the transaction's next check at the latest.
         self._to_ask: dict[tuple[str, str], deque[tuple[float, OpenTransaction, Half]]] = {}
         """By producer group and topic: checks that no producer takes yet, each with the time until which it waits."""
@@ -113,13 +113,11 @@ class TransactionalMessageCheckService:
         self._timer = None
         if self._stopped:
             return
-        now = self._clock()
-        hot: list[tuple[OpenTransaction, Record]] = []
-        size = 0
+        now, count, size = self._clock(), 0, 0
         for checks in (self._first, self._again):
             # Transactions that ended leave the queue before their time, so they do not take memory until then.
             while checks and (checks[0][0] <= now or self._is_over(checks[0][1])):
-                if len(hot) == CHECKED_A_STEP_MAX or size > BODIES_A_STEP_MAX:
+                if count == CHECKED_A_STEP_MAX or size > BODIES_A_STEP_MAX:
                     # The others are due already, so ``_arm`` schedules the next step for the next turn of the loop.
                     break
                 transaction = checks.popleft()[1]
@@ -127,10 +125,9 @@ class TransactionalMessageCheckService:
                     continue
                 # Scheduled before it is known whether the check succeeds: a failed one is repeated after the interval.
                 self._again.append((now + self._interval_s, transaction))
-                if transaction.ending is None and (record := self._check(transaction)) is not None:
-                    hot.append((transaction, record))
-                    size += len(record.body)
-        self._append_again(hot)
+                if transaction.ending is None:
+                    count += 1
+                    size += self._check(transaction)
         self._arm()
 
     def _is_over(self, transaction: OpenTransaction) -> bool:
@@ -138,26 +135,20 @@ class TransactionalMessageCheckService:
 
     # ---- one round
 
-    def _check(self, transaction: OpenTransaction) -> Record | None:
-        """Park the transaction after its last check. Otherwise return the half message, to be appended again; None if
-        it has to be read from disk first."""
+    def _check(self, transaction: OpenTransaction) -> int:
+        """Park the transaction after its last check, or else have its half message appended again. Return the size of
+        its body; 0 if it has to be read from disk first."""
         half = transaction.half
         if half.check_times >= self._times_max and transaction.runs_in is None:
             self._park(transaction)
-            return None
-        try:
-            return self._transactions.history.read_half(half, hot=True)
-        except WouldBlock:
-            self._transactions.run_in_task(self._check_cold(transaction, half), _log_failure)
-        except BrokerError as error:
-            log.error("%s", error.message)
-        return None
+            return 0
 
-    async def _check_cold(self, transaction: OpenTransaction, half: Half) -> None:
-        record = await self._transactions.in_reader(lambda: self._transactions.history.read_half(half, hot=False))
-        # The transaction may have been ended or replaced during the read.
-        if transaction.half is half and transaction.ending is None and not self._is_over(transaction):
-            self._append_again([(transaction, record)])
+        def read(record: Record) -> None:
+            if not self._read:
+                self._transactions.loop.call_soon(self._append_again)
+            self._read.append((transaction, half, record))
+
+        return self._transactions.with_half(half, read, _log_error)
 
     def _park(self, transaction: OpenTransaction) -> None:
         half = transaction.half
@@ -176,10 +167,16 @@ class TransactionalMessageCheckService:
 
         self._transactions.finish_transaction(transaction, PARKED, parked)
 
-    def _append_again(self, checked: list[tuple[OpenTransaction, Record]]) -> None:
+    def _append_again(self) -> None:
+        read, self._read = self._read, []
+        # A transaction may have been ended or replaced during the read.
+        checked = [
+            (transaction, record)
+            for transaction, half, record in read
+            if transaction.half is half and transaction.ending is None and not self._is_over(transaction)
+        ]
         if not checked or self._stopped:
             return
-        ends = self._transactions.ends
         # As long as the producer has it open, only this check counts.
         records = [
             checked_again(record, 1 if transaction.runs_in is not None else transaction.half.check_times + 1)
@@ -187,9 +184,9 @@ class TransactionalMessageCheckService:
         ]
         # If the broker is killed between the copies and the notes on the originals, the next start finds both, and the
         # newer one replaces the older (``OpenTransactions.add_half``).
-        notes = ends.notes_for([transaction.half.queue_offset for transaction, _ in checked])
+        originals = [transaction.half.queue_offset for transaction, _ in checked]
         try:
-            self._writer.append_records([*records, *notes])
+            self._transactions.append_finished(records, originals)
         except FlintError as error:
             # Nothing was written, and each of them is in ``_again`` already.
             log.warning("postponed the check of %d transactions: %s", len(checked), error)
@@ -199,13 +196,12 @@ class TransactionalMessageCheckService:
             half = Half.of(record)
             assert half is not None, "the record is a copy of a half message"
             self._transactions.table.move_half(transaction, half)
-            self._ask(transaction, half, shown_as_real(half, record))
-        ends.enter_notes(notes)
-        ends.schedule_save()
+            self._ask(transaction, half, record)
+        self._transactions.schedule_save()
 
     # ---- asking
 
-    def _ask(self, transaction: OpenTransaction, half: Half, message: Record) -> None:
+    def _ask(self, transaction: OpenTransaction, half: Half, record: Record) -> None:
         """Ask a producer of the group, the one that had the transaction open if it lives; and another one if its
         connection is lost before it responds.
 
@@ -241,6 +237,8 @@ class TransactionalMessageCheckService:
                 self._ask_later(transaction, half)
             # Otherwise too many requests to this producer are pending; the next check asks again.
 
+        # As its producer sent it: with its own topic and queue.
+        message = replace(record, topic=half.topic.encode(), queue_id=half.queue)
         producer.ask(CHECK_TRANSACTION_STATE, request, message.encode(), answered)
 
     def _ask_later(self, transaction: OpenTransaction, half: Half) -> None:
@@ -273,22 +271,14 @@ class TransactionalMessageCheckService:
         self._arm_asking()
 
     def _read_and_ask(self, transaction: OpenTransaction, half: Half) -> int:
-        """Ask about a transaction whose half message has to be read again; return the size of its body."""
-        try:
-            record = self._transactions.history.read_half(half, hot=True)
-        except WouldBlock:
-            self._transactions.run_in_task(self._ask_cold(transaction, half), _log_failure)
-            return 0
-        except BrokerError as error:
-            log.error("%s", error.message)
-            return 0
-        self._ask(transaction, half, shown_as_real(half, record))
-        return len(record.body)
+        """Ask about a transaction whose half message has to be read again; return the size of its body, 0 if it has to
+        be read from disk."""
 
-    async def _ask_cold(self, transaction: OpenTransaction, half: Half) -> None:
-        record = await self._transactions.in_reader(lambda: self._transactions.history.read_half(half, hot=False))
-        if transaction.half is half and not self._is_over(transaction):
-            self._ask(transaction, half, shown_as_real(half, record))
+        def read(record: Record) -> None:
+            if transaction.half is half and not self._is_over(transaction):
+                self._ask(transaction, half, record)
+
+        return self._transactions.with_half(half, read, _log_error)
 
     def _answered(self, transaction: OpenTransaction, half: Half, frame: Frame) -> bool:
         """End the transaction as the producer decided; return whether the producer has it open."""
@@ -307,16 +297,16 @@ class TransactionalMessageCheckService:
                 error.message,
             )
             return False
-        if outcome != "unknown":
-            self._transactions.finish_transaction(transaction, outcome, lambda error: self._finished(half, error))
-            return False
-        return answer.running
+        if outcome == "unknown":
+            return answer.running
 
-    def _finished(self, half: Half, error: BrokerError | None) -> None:
-        if error is not None and not isinstance(error, TransactionEnded):  # the producer may have ended it meanwhile
-            log.warning("could not end transaction %s after a check: %s", half.transaction_id, error.message)
+        def finished(error: BrokerError | None) -> None:
+            if error is not None and not isinstance(error, TransactionEnded):  # the producer may have ended it since
+                log.warning("could not end transaction %s after a check: %s", half.transaction_id, error.message)
+
+        self._transactions.finish_transaction(transaction, outcome, finished)
+        return False
 
 
-def _log_failure(error: BrokerError | None) -> None:
-    if error is not None:
-        log.error("%s", error.message)
+def _log_error(error: BrokerError) -> None:
+    log.error("%s", error.message)

@@ -146,11 +146,6 @@ def parked(record: Record) -> Record:
     return replace(record, topic=TRANSACTION_PARKED_TOPIC.encode(), queue_id=0, properties=properties)
 
 
-def shown_as_real(half: Half, record: Record) -> Record:
-    """Return the half message as its producer sent it: with its own topic and queue."""
-    return replace(record, topic=half.topic.encode(), queue_id=half.queue)
-
-
 def ended_notes(queue_offsets: Iterable[int], now_ms: int, host: bytes) -> list[Record]:
     """Return records of the op topic that mark half messages, by queue offset, as finished."""
     bodies = [b""]

@@ -25,7 +25,6 @@ from ....protocol.storage.javahash import tags_code
 from ...addresses import format_address
 from ...delivery.groups.consumer_clients import BROADCASTING, CLUSTERING, MESSAGE_MODELS, ClientSubscription
 from ...delivery.pop.service import ALL_QUEUES
-from ...delivery.topic_changes import check_readable
 from ...handlers.groups import HOT_QUEUES_MAX
 from ...handlers.offsets import sees_progress
 from ...store import WouldBlock
@@ -59,7 +58,7 @@ async def query_consume_time_span(request: RemotingRequest, gateway: RemotingGat
     """
     ext = request.ext
     topic, group = ext.text("topic"), check_client_group(ext.text("group"))
-    check_readable(store.topics, topic)
+    store.topics.check_readable(topic)
     committed = store.consumer_offsets.committed(group, topic)
     now_ms = int(time.time() * 1000)
 
@@ -502,7 +501,7 @@ def query_assignment(
     if strategy not in (AVERAGE, CIRCLE):
         raise InvalidParameter(f"the broker divides queues by {AVERAGE} or {CIRCLE}, not by {strategy[:80]!r}")
     check(request, Need((CONSUME,), GROUP, name), Need((CONSUME,), TOPIC, topic))
-    check_readable(store.topics, topic)
+    store.topics.check_readable(topic)
     config = store.topics.get(topic)
     queues = [(topic, queue_id) for queue_id in range(config.read_queues if config is not None else 0)]
     group, mode = groups.clients.sharing(name), PULL
@@ -556,7 +555,7 @@ async def set_message_request_mode(request: RemotingRequest, groups: GroupCoordi
         raise NoPermission(f"topic {topic} is a retry topic: it is always pulled")
     if not mode:
         raise InvalidParameter(f"mode must be {PULL} or {POP}")
-    check_readable(store.topics, topic)
+    store.topics.check_readable(topic)
     groups.ensure_group(name)
     before, after = store.groups.pop_share(name, topic), share if mode == POP else None
     store.groups.set_pop_share(name, topic, after)

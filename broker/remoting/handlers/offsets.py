@@ -9,7 +9,6 @@ from ....protocol.auth.permissions import GROUP, QUERY, Need
 from ....protocol.errors import GroupNotExist, InvalidParameter
 from ....protocol.names import check_client_group
 from ....protocol.remoting import codes, fastjson
-from ...delivery.topic_changes import check_readable
 from ...handlers.offsets import sees_progress
 from ..rules import check
 
@@ -31,7 +30,7 @@ MEMORY_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 def _queue(request: RemotingRequest, store: MessageStore) -> tuple[str, int]:
     """Return topic and queue of the request. Raises if the topic cannot be read."""
     topic = request.ext.text("topic")
-    check_readable(store.topics, topic)
+    store.topics.check_readable(topic)
     return topic, request.ext.integer("queueId", high=_QUEUE_MAX)
 
 

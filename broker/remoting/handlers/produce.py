@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgpack
@@ -32,15 +32,14 @@ from ....protocol.storage.delivery import (
 from ....protocol.storage.layout import SysFlag
 from ....protocol.storage.record import PROPERTY_DELAY, PROPERTY_UNIQ_KEY, decode_host, offset_ids
 from ...addresses import format_address
-from ...delivery.groups.retry import RetryPolicy, SendBack, topics_for
+from ...delivery.redelivery import FailedMessages, RetryPolicy, topics_for
 from ...delivery.routing import DAY_MS, route_recall
-from ...handlers.produce import NATIVE, SendContext, append_frame, append_waiting, check_load
+from ...handlers.produce import NATIVE, Duplicate, SendContext, append_frame, append_waiting, check_load
 from ...handlers.send_back import consumed_by
-from ...store import LAYOUT_BATCH, LAYOUT_BODY, TopicConfig, count_batch
+from ...store import LAYOUT_BATCH, LAYOUT_BODY, Places, TopicConfig, count_batch
 from ..gateway import RemotingClient
 from ..handles import RecallRefused, recall_handle, split_recall_handle
 from ..request import RemotingRequest
-from ..resends import answer_resend
 from ..sends import (
     DEFAULT_TOPIC,
     DEFAULT_TOPIC_QUEUES,
@@ -56,14 +55,15 @@ from ..sends import (
 from ..topic_rows import PERM_INHERIT
 
 if TYPE_CHECKING:
+    from ....protocol.storage.record import Record
+    from ...delivery.deduplication import StoredBefore
     from ...delivery.groups.producer_groups import ProducerGroups
-    from ...delivery.groups.retry import RetryService
+    from ...delivery.redelivery import RetryService
     from ...requests.broker import Broker
     from ...requests.request import Request
     from ...store import MessageStore, ProduceBatch
     from ..gateway import RemotingGateway
     from ..sends import SendFields
-
 
 PERM_READ_WRITE = 6
 MESSAGES_OF_CLIENTS = frozenset({"BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"})
@@ -303,8 +303,8 @@ async def consumer_send_msg_back(request: RemotingRequest, store: MessageStore, 
         request.reply()
         return
     level = DEAD_LETTER_LEVEL if delay_level < 0 else min(delay_level, DELAY_LEVEL_MAX)
-    messages = SendBack(group, (physical_offset,), RetryPolicy(level, times_max), ("",))
-    await retries.store_again(request, messages, consumed_by(request))
+    messages = FailedMessages(group, (physical_offset,), RetryPolicy(level, times_max), ("",))
+    await retries.redeliver(request, messages, consumed_by(request))
     request.reply()
 
 
@@ -430,3 +430,52 @@ def _fields(
         "reconsumeTimes": str(send.reconsume_times),
         "unitMode": "false",
     }
+
+
+# ---- Messages whose key is that of a message stored before: sent again by the client, or on purpose by the program.
+#
+# A RocketMQ client gives each message a key, and keeps it when it sends the message again after a lost answer. A
+# program that sends one ``Message`` object twice sends the same key, too, and wants two messages. Two things tell them
+# apart: an answer is lost with its connection, so the first message came by an earlier one; and its content is the
+# same.
+
+_NOWHERE = Places(b"", 0, 0, 0)
+
+
+class _Resend(Duplicate):
+    """A message whose key is known. If it is another message, it is appended like a first one."""
+
+    def __init__(
+        self, request: RemotingRequest, params: ProduceRequest, before: StoredBefore, send: SendContext
+    ) -> None:
+        super().__init__(request, params, before, send)
+        self._log_begin = request.log_begin
+        self._body = bytes(request.received.body)
+        self._stored: Record | None = None
+
+    def places(self, *, hot: bool) -> Places:
+        """Return the place of the stored message, and note its record. Callable from any thread."""
+        try:
+            places = super().places(hot=hot)
+        except MessageNotFound:
+            # Without the first message there is nothing to compare, and this one is appended.
+            return _NOWHERE
+        # A send of one message has one offset.
+        physical_offset = int.from_bytes(places.physical_offsets, "big")
+        self._stored = self._broker.store.log_reads.record_at(physical_offset, hot=hot)
+        return places
+
+    def answer(self, places: Places) -> None:
+        """Send the first answer again; if the message is another one, append it."""
+        stored = self._stored
+        if stored is not None and stored.physical_offset < self._log_begin and stored.body == self._body:
+            self._broker.counters.duplicates += 1
+            super().answer(places)
+        else:
+            # Without the prefix, so that its key is not looked up again.
+            append_frame(self._request, replace(self._params, unique_prefix=""), self._send)
+
+
+def answer_resend(request: RemotingRequest, params: ProduceRequest, before: StoredBefore, send: SendContext) -> None:
+    """Answer a message whose key is that of a message stored at ``before``, after storing it if it is another one."""
+    _Resend(request, params, before, send).begin()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ....protocol.auth.permissions import GROUP
@@ -12,24 +13,24 @@ from ....protocol.names import check_client_group
 from ....protocol.remoting import codes
 from ....protocol.storage.layout import UNIT, UNIT_BYTES
 from ...delivery.groups.consumer_clients import ClientSubscription
-from ...delivery.topic_changes import check_has_messages
 from ...handlers.groups import SUBSCRIPTION_CHARS_MAX
-from ...handlers.pull import pull_records
+from ...handlers.pull import SIZE_BYTES, PullContext, pull_records
 from ...handlers.queries import shown_to
 from ...store import KeySearch, QueryResult, WouldBlock
 from ...store.read.queries import LATEST_MS, QUERY_PAGE_MAX
-from ..request import pull_fields
+from ..request import PullMoved, RemotingRequest, pull_fields
 from ..rules import sees
 from ..subscription import TAG, tags_and_filter
 from .groups import subscription_row
 from .topics import reply_json
 
 if TYPE_CHECKING:
+    from ....protocol.errors import OffsetOutOfRange
     from ...delivery.groups.coordinator import GroupCoordinator
     from ...requests.broker import Broker
-    from ...store import MessageStore
+    from ...requests.request import Request
+    from ...store import MessageStore, PullResult
     from ..gateway import RemotingGateway
-    from ..request import RemotingRequest
 
 FLAG_COMMIT_OFFSET = 1
 FLAG_SUSPEND = 2
@@ -56,6 +57,58 @@ class SubscriptionOutdated(BrokerError):
     code, name, retriable = codes.SUBSCRIPTION_NOT_LATEST, "SUBSCRIPTION_NOT_LATEST", True
 
 
+@dataclass(slots=True)
+class RemotingPull(PullContext):
+    """A pull of a RocketMQ client. ``group``: the one that it reads for, even if that commits nothing; ``asked``: its
+    queue offset."""
+
+    group: str
+    asked: int
+
+    def check(self, request: Request, params: PullRequest) -> None:
+        """Raise if the group has members of FlintMQ's own kind now, or if an operator has reset its offset."""
+        clients = request.broker.groups.clients
+        clients.check_may_consume(self.group)
+        offset = clients.take_reset(self.group, (params.topic, params.queue))
+        if offset is not None:
+            raise PullMoved("OFFSET_RESET", offset, 0, offset)
+
+    def note(self, request: Request, params: PullRequest, pulled: PullResult) -> None:
+        """Note and count what a client of the group gets."""
+        assert isinstance(request, RemotingRequest), "pulls of the gateway"
+        request.gateway.figures.count_pulled(params.topic, self.group, pulled.count, len(pulled.body))
+        groups = request.broker.groups
+        group = groups.clients.groups.get(params.group)
+        if group is not None and (client_id := group.by_remote.get(request.peer)) is not None:
+            group.pulled_by[params.topic, params.queue] = client_id
+            groups.note_pulled(params.group, params.topic, params.queue, pulled.next_offset)
+
+    def out_of_range(self, offset: int, error: OffsetOutOfRange) -> BrokerError:
+        """Return what the client is told, as by ``DefaultMessageStore.getMessage``."""
+        low, high = error.min_offset, error.max_offset
+        if high == 0:
+            return PullMoved("NO_MESSAGE_IN_QUEUE", 0, low, high)
+        if offset < low:
+            return PullMoved("OFFSET_TOO_SMALL", low, low, high)
+        return PullMoved("OFFSET_OVERFLOW_BADLY", high, low, high)
+
+    def respond(self, request: Request, pulled: PullResult, lost: tuple[int, int] | None) -> None:
+        """Respond to a pull with its records, which are the wire format. Damaged ones are left out, with a remark."""
+        assert isinstance(request, RemotingRequest), "pulls of the gateway"
+        # The sizes that precede the records are for FlintMQ's own clients.
+        body = memoryview(pulled.body)[SIZE_BYTES * pulled.count :]
+        code, remark = codes.SUCCESS, "FOUND"
+        if not pulled.count:
+            # If the filter skipped messages, the client continues after them at once.
+            passed = pulled.next_offset > self.asked
+            code = codes.PULL_RETRY_IMMEDIATELY if passed else codes.PULL_NOT_FOUND
+            remark = "NO_MATCHED_MESSAGE" if passed else "OFFSET_OVERFLOW_ONE"
+        if lost is not None:
+            remark = f"{remark}: {lost[0]} messages from offset {lost[1]} on were lost to damage"
+        fields = pull_fields(pulled.next_offset, pulled.min_offset, pulled.max_offset)
+        request.respond_encoded(request.head(code, fields, len(body), remark), body)
+
+
 def pull_message(request: RemotingRequest, gateway: RemotingGateway, broker: Broker) -> None:
     """Answer a pull from memory, pass it to a reader thread, or hold it."""
     groups, store = broker.groups, broker.store
@@ -67,7 +120,7 @@ def pull_message(request: RemotingRequest, gateway: RemotingGateway, broker: Bro
         raise InvalidParameter("a pull cannot be sent one-way, because it returns messages")
     if flags & FLAG_CLASS_FILTER:
         raise InvalidParameter("filter classes are not supported; subscribe with tags or with an SQL92 condition")
-    request.group, request.asked = group, offset
+    context = RemotingPull(group, offset)
     live = groups.clients.groups.get(group)
     commits = live is None or live.clustering
     tags, condition = tags_and_filter(_subscription(request, groups, group, topic, flags))
@@ -94,10 +147,10 @@ def pull_message(request: RemotingRequest, gateway: RemotingGateway, broker: Bro
     request.release_frame()
     # FlintMQ's PULL has no such offsets; RocketMQ answers with the first one of the queue.
     if offset < 0:
-        request.check_pull(params)
+        context.check(request, params)
         request.begin(_before_the_first(request, store, topic, queue))
         return
-    pull_records(request, broker, params)
+    pull_records(request, broker, params, context)
 
 
 async def _before_the_first(request: RemotingRequest, store: MessageStore, topic: str, queue: int) -> None:
@@ -115,7 +168,7 @@ def check_may_pull(
     check_client_group(group)
     if not store.groups.may_consume(group):
         raise NoPermission(f"group {group} is disabled; to enable it, set its consumeEnable")
-    check_has_messages(store.topics, topic)
+    store.topics.check_has_messages(topic)
     config = store.topics.get(topic)
     queues = config.read_queues if config is not None else 0
     if queue >= queues:
@@ -159,7 +212,6 @@ KEY_CHARS_MAX = 4_096
 UNITS_MAX = 1_024
 """Maximum number of units in one answer."""
 UNITS_HOT_MAX = 64
-_SIZE_BYTES = 4
 
 
 async def view_message_by_id(request: RemotingRequest, store: MessageStore) -> None:
@@ -199,7 +251,7 @@ async def query_message(request: RemotingRequest, store: MessageStore) -> None:
         count = UNIQUE_KEY_COUNT_MAX
     else:
         count = min(ext.integer("maxNum", high=2**31 - 1), QUERY_PAGE_MAX)
-    check_has_messages(store.topics, topic)
+    store.topics.check_has_messages(topic)
     search = KeySearch(topic, key, max(begin_ms, 0), min(end_ms, LATEST_MS), count, unique=unique)
 
     if count == 0 or search.begin_ms > search.end_ms:
@@ -208,7 +260,7 @@ async def query_message(request: RemotingRequest, store: MessageStore) -> None:
         await request.dispatched()
         found = await request.read(lambda hot: store.query(search, hot=hot))
     # The sizes that precede the records are for FlintMQ's own clients.
-    body = memoryview(found.body)[_SIZE_BYTES * found.count :]
+    body = memoryview(found.body)[SIZE_BYTES * found.count :]
     fields = {
         "indexLastUpdateTimestamp": str(store.index.end_ms),
         "indexLastUpdatePhyoffset": str(store.index.end_physical_offset),
@@ -242,7 +294,7 @@ async def query_consume_queue(request: RemotingRequest, gateway: RemotingGateway
     ext = request.ext
     topic, queue_id = ext.text("topic"), ext.integer("queueId", high=2**31 - 1)
     index, count = ext.integer("index", low=-(2**63)), min(ext.integer("count", high=2**31 - 1), UNITS_MAX)
-    check_has_messages(store.topics, topic)
+    store.topics.check_has_messages(topic)
     wanted = _subscription_of(request, gateway, ext.text("consumerGroup", ""), topic)
 
     def read(hot: bool) -> dict[str, Any]:

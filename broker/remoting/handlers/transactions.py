@@ -13,7 +13,7 @@ from ....protocol.storage.delivery import HALF_TOPIC, TRANSACTION_PARKED_TOPIC
 from ....protocol.storage.record import parse_offset_id
 from ...background.loop_work import called_back
 from ...delivery.transactions.records import TOPICS, Half, checked_again
-from ...delivery.transactions.table import COMMIT, ROLLBACK
+from ...delivery.transactions.service import COMMIT, ROLLBACK
 
 if TYPE_CHECKING:
     from ....protocol.storage.record import Record

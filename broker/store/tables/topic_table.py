@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....protocol.commands.common import QUEUES_MAX
-from ....protocol.errors import TopicNotExist
+from ....protocol.errors import NoPermission, TopicNotExist
 from ....protocol.fields import I64_MAX
 from ....protocol.names import is_folder_name, name_fault
-from ....protocol.storage.delivery import RETRY_TIMES_MAX
+from ....protocol.storage.delivery import RETRY_TIMES_MAX, UNREADABLE_TOPICS
 from ....protocol.storage.layout import TOPIC_BYTES_MAX
 from ..files.json_table import ConfigFile, JournalledTable, integer_of, next_data_version
 
@@ -166,6 +166,20 @@ class TopicTable(JournalledTable):
             raise TopicNotExist(f"topic {name[:TOPIC_BYTES_MAX]} does not exist; {advice}")
         return config
 
+    def check_readable(self, name: str) -> None:
+        """Raise if the topic does not exist or must not be read."""
+        config = self.existing(name)
+        if name in UNREADABLE_TOPICS:
+            raise _not_delivered(name)
+        if not config.readable:
+            raise NoPermission(f"topic {name} is not readable (perm {config.perm}); add 4 to its perm to allow reading")
+
+    def check_has_messages(self, name: str) -> None:
+        """Raise if no client may read messages of the topic."""
+        if name in UNREADABLE_TOPICS:  # checked first: the error must not depend on whether the topic exists yet
+            raise _not_delivered(name)
+        self.check_readable(name)
+
     def put(self, config: TopicConfig) -> None:
         """Add or replace a topic, in memory."""
         before = self.by_name.get(config.name)
@@ -221,6 +235,10 @@ class TopicTable(JournalledTable):
     def to_json(self) -> dict[str, Any]:
         """Return the topics as in the file. Any thread may call it."""
         return {"topicConfigTable": {config.name: config.to_json() for config in self}}
+
+
+def _not_delivered(name: str) -> NoPermission:
+    return NoPermission(f"topic {name} is a system topic of the broker; its messages are not delivered yet")
 
 
 # ---- ``config/subscriptionGroup.json``: the settings of each consumer group, in RocketMQ's format.

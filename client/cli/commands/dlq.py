@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from base64 import b64decode
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ....protocol.display import JSON, escape, escape_bytes, to_json
+from ....protocol.display import JSON, escape
 from ....protocol.errors import FlintError
 from ....protocol.storage.delivery import PROPERTY_ORIGIN_MESSAGE_ID, dead_letter_topic
 from ...errors import CorruptMessage
@@ -27,7 +26,7 @@ from ...operator.dead_letters import (
 from ...operator.display import plural, show_moment, show_second, shown_name
 from ..command import CliGroup, confirm, note, pass_settings
 from ..failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe
-from ..messages import message_row
+from ..messages import message_row, shown_body
 from ..output import TableColumn, name_column, number
 from ..params import COUNT, DEAD_LETTER_GROUP, OFFSETS, TOPIC, NumberType
 from ..settings import BrokerChoice
@@ -59,11 +58,20 @@ SHOW_COLUMNS = (
     TableColumn("original_topic", "TOPIC", shown_name),
     TableColumn("keys", "KEYS", " ".join),
     number("reconsume_times", "TRIES"),
-    TableColumn("body", "BODY", _preview),
+    TableColumn("body", "BODY", _preview, of=shown_body),
     TableColumn("retry_reason", "REASON"),
     TableColumn("retry_member", "MEMBER"),
 )
 RESEND_COLUMNS = (name_column("group", "GROUP"), name_column("topic", "TOPIC"), number("messages", "MESSAGES"))
+
+
+_offsets_option = click.option(
+    "--queue-offset",
+    "offsets",
+    type=OFFSETS,
+    metavar="RANGE",
+    help="Only these queue offsets: 17, 17:20 (17 to 19) or 17:.",
+)
 
 
 @click.group(cls=CliGroup)
@@ -133,13 +141,7 @@ def _ranges(queues: list[DeadQueue], offsets: tuple[int, int | None] | None) -> 
 @click.argument("group", type=DEAD_LETTER_GROUP)
 @click.option("-n", "--count", type=COUNT, default=10, show_default=True, help="Maximum number to show.")
 @click.option("--all", "everything", is_flag=True, help="Include those that are dealt with and still kept.")
-@click.option(
-    "--queue-offset",
-    "offsets",
-    type=OFFSETS,
-    metavar="RANGE",
-    help="Only these queue offsets: 17, 17:20 (17 to 19) or 17:.",
-)
+@_offsets_option
 def show(
     settings: BrokerChoice, group: str, count: int, everything: bool, offsets: tuple[int, int | None] | None
 ) -> int:
@@ -152,16 +154,12 @@ def show(
         rows = _rows(consumer, group, queues, offsets, count, damaged)
         if settings.output.mode == JSON:
             for row in rows:
-                settings.output.write(to_json(row) + "\n")
+                settings.output.json(row)
         else:
-            settings.output.rows(SHOW_COLUMNS, map(_with_text, rows), empty="no dead letters wait" if queues else "")
+            settings.output.rows(SHOW_COLUMNS, rows, empty="no dead letters wait" if queues else "")
     for error in damaged:
         click.echo(f"flintmq: {describe(error)[0]}", err=True)
     return EXIT_ERROR if damaged else EXIT_OK
-
-
-def _with_text(row: dict[str, Any]) -> dict[str, Any]:
-    return row if "body" in row else row | {"body": escape_bytes(b64decode(row["body_base64"]))}
 
 
 def _rows(
@@ -203,13 +201,7 @@ def _row(group: str, message: StoredMessage) -> dict[str, Any]:
 @pass_settings
 @click.argument("group", type=DEAD_LETTER_GROUP)
 @click.option("--id", "ids", metavar="ID", multiple=True, help="Only the message with this id; repeatable.")
-@click.option(
-    "--queue-offset",
-    "offsets",
-    type=OFFSETS,
-    metavar="RANGE",
-    help="Only these queue offsets: 17, 17:20 (17 to 19) or 17:.",
-)
+@_offsets_option
 @click.option(
     "--to-topic", type=TOPIC, default="", help="Send all to this topic.  [default: each to its original topic]"
 )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import string
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,20 +16,39 @@ from ....protocol.display import PLAIN, escape
 from ....protocol.errors import MessageNotFound
 from ....protocol.storage.record import ID_DIGITS
 from ....protocol.times import duration_millis
+from ... import endpoint
 from ...operator.display import plural, show_moment, shown_name
 from ...operator.positions import POSITION_FORMS, TIME_FORMS, EveryQueue, Typed, end_of, is_before_now, start_of
 from ..command import CliCommand, CliGroup, command, note, pass_settings
 from ..failures import EXIT_ERROR, EXIT_NOT_FOUND, EXIT_OK
-from ..messages import show_record
-from ..outages import outages_told
-from ..output import TableColumn, name_column, number
+from ..messages import (
+    DEFAULT_STYLE,
+    MessageFilter,
+    MessageStyle,
+    filter_options,
+    format_options,
+    show_messages,
+    show_record,
+)
+from ..output import TableColumn, number
 from ..params import COUNT, POSITION, QUEUE, SPAN, TIME, TOPIC
 from ..settings import BrokerChoice
-from ..topic_reader import DEFAULT_STYLE, MessageFilter, MessageStyle, filter_options, format_options, show_messages
 
 if TYPE_CHECKING:
     from ...core.consume.batch import StoredMessage
     from ...sync.consumer import Consumer
+
+
+def _from_option(*names: str, default: str) -> Callable[[Any], Any]:
+    return click.option(
+        *names,
+        "from_",
+        type=POSITION,
+        default=default,
+        show_default=True,
+        metavar="POSITION",
+        help=f"Where to start: {POSITION_FORMS}.",
+    )
 
 
 # ---- The command ``flintmq pull``.
@@ -40,16 +60,7 @@ HOLD_SECONDS_MAX = 60.0
 @command("pull")
 @click.argument("topic", type=TOPIC)
 @click.option("--queue", type=QUEUE, help="Queue to read.  [default: all, in turn]")
-@click.option(
-    "--offset",
-    "--from",
-    "from_",
-    type=POSITION,
-    default="earliest",
-    show_default=True,
-    metavar="POSITION",
-    help=f"Where to start: {POSITION_FORMS}.",
-)
+@_from_option("--offset", "--from", default="earliest")
 @click.option("-n", "--count", type=COUNT, default=10, show_default=True, help="Maximum number of messages.")
 @filter_options
 @click.option(
@@ -103,12 +114,8 @@ def _offset(consumer: Consumer, topic: str, queue: int, position: Typed) -> int:
         return consumer.max_offset(topic, queue)
     if isinstance(position, int):
         return max(consumer.min_offset(topic, queue), consumer.max_offset(topic, queue) + position)
-    return consumer.offset_at(topic, queue, _moment(position))
-
-
-def _moment(position: Typed) -> datetime:
-    assert not isinstance(position, str | int | dict | EveryQueue), "the caller has handled the other positions"
-    return position
+    assert isinstance(position, datetime), "the other kinds of positions were handled"
+    return consumer.offset_at(topic, queue, position)
 
 
 def _queue_messages(
@@ -152,17 +159,40 @@ SORTED_MAX = 10_000
 """Maximum number of stored messages that are shown in the order of the log; more are shown queue by queue."""
 
 
+_TOLD = frozenset({endpoint.LOST, endpoint.WAITING, endpoint.BACK})
+
+
+class _Notes(logging.Handler):
+    """A log handler that prints the connection log's records about outages."""
+
+    def __init__(self, settings: BrokerChoice) -> None:
+        super().__init__(logging.INFO)
+        self._settings = settings
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one line."""
+        if getattr(record, "event", None) in _TOLD:
+            self._settings.output.flush()
+            note(self._settings, escape(str(getattr(record, "said", record.getMessage()))))
+
+
+@contextlib.contextmanager
+def outages_told(settings: BrokerChoice) -> Iterator[None]:
+    """Tell the user, within the context, when the connection is lost, when the client waits, and when it is back."""
+    log, notes = endpoint.log, _Notes(settings)
+    level = log.level
+    log.addHandler(notes)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(notes)
+        log.setLevel(level)
+
+
 @command("tail")
 @click.argument("topic", type=TOPIC)
-@click.option(
-    "--from",
-    "from_",
-    type=POSITION,
-    default="-10",
-    show_default=True,
-    metavar="POSITION",
-    help=f"Where to start: {POSITION_FORMS}.",
-)
+@_from_option("--from", default="-10")
 @click.option("--until", type=POSITION, metavar="POSITION", help="Where to end (exclusive).  [default: never]")
 @click.option("-n", "--count", type=COUNT, help="End after this many messages.")
 @filter_options
@@ -209,14 +239,6 @@ def _messages(
 
 PAGE_COUNT = 64
 TIME_COUNT = 10
-
-OFFSET_COLUMNS = (
-    name_column("topic", "TOPIC"),
-    number("queue", "QUEUE"),
-    number("queue_offset", "OFFSET"),
-    number("messages", "MESSAGES FROM THERE"),
-    TableColumn("time", "TIME", show_moment),
-)
 
 
 @click.group(cls=CliGroup)
@@ -373,16 +395,16 @@ def _oldest(consumer: Consumer, topic: str, moment: datetime, count: int) -> lis
 
 
 def _show_offsets(settings: BrokerChoice, consumer: Consumer, topic: str, moment: datetime) -> None:
-    rows = []
-    for stats in consumer.topic_stats(topic):
-        offset = consumer.offset_at(topic, stats.queue, moment)
-        rows.append(
-            {
-                "topic": topic,
-                "queue": stats.queue,
-                "queue_offset": offset,
-                "messages": stats.max_offset - offset,
-                "time": moment,
-            }
-        )
-    settings.output.rows(OFFSET_COLUMNS, rows)
+    rows = [
+        {"queue": stats.queue, "queue_offset": offset, "messages": stats.max_offset - offset}
+        for stats in consumer.topic_stats(topic)
+        for offset in (consumer.offset_at(topic, stats.queue, moment),)
+    ]
+    columns = (
+        TableColumn("topic", "TOPIC", shown_name, fold=True, of=lambda _: topic),
+        number("queue", "QUEUE"),
+        number("queue_offset", "OFFSET"),
+        number("messages", "MESSAGES FROM THERE"),
+        TableColumn("time", "TIME", show_moment, of=lambda _: moment),
+    )
+    settings.output.rows(columns, rows)

@@ -20,12 +20,11 @@ from ...core.produce.receipts import DeliveryFailed
 from ...errors import InvalidMessage
 from ...message import join_keys
 from ...operator.display import plural, show_rate, show_seconds, shown_name
-from ..access import is_interactive
 from ..command import command, note
 from ..failures import EXIT_ERROR, EXIT_INTERRUPTED, describe
 from ..messages import show_receipts
 from ..params import PROPERTY, QUEUE, SPAN, TIME, TOPIC, NumberType
-from ..settings import BrokerChoice
+from ..settings import BrokerChoice, is_interactive
 
 if TYPE_CHECKING:
     from ...core.produce.packer import Flush

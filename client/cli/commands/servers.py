@@ -18,12 +18,11 @@ from urllib.parse import urlsplit
 import click
 
 from ....protocol.errors import AuthenticationRequired, ConfigurationError, FlintError
-from ..access import tls_options
 from ..command import CliCommand, note, pass_settings
 from ..settings import DEFAULT_BROKER, REACH_SECONDS_MAX, BrokerChoice
 
 if TYPE_CHECKING:
-    from ...console.options import ConsoleOptions
+    from ...console.policy import ConsoleOptions
 
 
 # ---- The command ``flintmq console``.
@@ -96,10 +95,10 @@ def console_options(settings: BrokerChoice, listen: str, **given: Any) -> Consol
     Raises ``ConfigurationError``.
     """
     require_libraries()
-    from ...console.options import ConsoleOptions
+    from ...console.policy import ConsoleOptions
 
     host, port = listen_address(listen)
-    options = ConsoleOptions(broker=settings.addresses, tls=tls_options(settings), host=host, port=port, **given)
+    options = ConsoleOptions(broker=settings.addresses, tls=settings.tls_options, host=host, port=port, **given)
     options.check()
     return options
 
@@ -153,8 +152,8 @@ def dev(settings: BrokerChoice, /, store: Path | None, listen: str, page: str | 
             chosen = "" if settings.broker == DEFAULT_BROKER else f" -b {settings.broker}"
             click.echo(f"broker:  {settings.broker}   store: {folder}{'' if store else ' (deleted at the end)'}")
             click.echo(f"console: {url}\n")
-            click.echo(f"  echo hello | flintmq{chosen} orders     sends a message")
-            click.echo(f"  flintmq{chosen} orders                  follows the topic\n\nCtrl-C ends both.")
+            click.echo(f"  flintmq{chosen} send orders hello     sends a message")
+            click.echo(f"  flintmq{chosen} tail orders           follows the topic\n\nCtrl-C ends both.")
 
         if missing:
             _wait_for_signal(lambda: ready("not installed: pip install 'flintmq[console]'"))

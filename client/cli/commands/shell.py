@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ....protocol.display import JSON, TABLE, to_json
+from ....protocol.display import JSON, TABLE
 from ..command import CliGroup, command, note, pass_settings
 from ..contexts import OPTIONS, Contexts
 from ..failures import nearest
@@ -227,7 +227,7 @@ def cheat(settings: BrokerChoice, subject: str) -> None:
     for place, title in enumerate([subject] if subject else EXAMPLES):
         if output.mode == JSON:
             for what, line in EXAMPLES[title]:
-                output.write(to_json({"subject": title, "what": what, "line": line}) + "\n")
+                output.json({"subject": title, "what": what, "line": line})
             continue
         bold, dim, end = ("\x1b[1m", "\x1b[2m", "\x1b[0m") if output.mode == TABLE and output.colour else ("", "", "")
         output.write("\n" * bool(place) + f"{bold}{title}{end}\n")

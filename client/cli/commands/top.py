@@ -9,18 +9,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ....protocol.display import JSON, TABLE, to_json
+from ....protocol.display import JSON, TABLE
 from ....protocol.errors import FlintError
+from ...operator.rates import Rates, Sample, between, take
 from ..command import command, note
 from ..failures import EXIT_INTERRUPTED, EXIT_OK, describe
 from ..output import TableColumn
 from ..params import COUNT, SPAN
 from ..settings import BrokerChoice
-from ..top_screen import Sample, between, rates_row, take
 
 if TYPE_CHECKING:
     from ...sync.admin import Admin
@@ -75,12 +76,42 @@ def _lines(
         after = take(admin, system=system)
         row = rates_row(between(before, after))
         if output.mode == JSON:
-            output.write(to_json(row) + "\n")
+            output.json(row)
         else:
             output.rows([TableColumn(name, name) for name in PLAIN_COLUMNS], [row])
         output.flush()
         before, shown = after, shown + 1
     return EXIT_OK
+
+
+def rates_row(rates: Rates) -> dict[str, Any]:
+    """Return the rates under their JSON names."""
+    condition, per_second = rates.condition, rates.per_second
+    return {
+        "time": datetime.now(UTC),
+        **{f"{name}_per_second": None if value is None else round(value, 1) for name, value in per_second.items()},
+        "flush_p50_seconds": condition.flush_p50_seconds,
+        "flush_p99_seconds": condition.flush_p99_seconds,
+        "flush_behind_bytes": condition.flush_behind_bytes,
+        "reput_behind_bytes": condition.reput_behind_bytes,
+        "index_behind_bytes": condition.index_behind_bytes,
+        "disk_free_bytes": condition.number("disk_free_bytes"),
+        "disk_runway_seconds": None if condition.disk_runway_seconds is None else round(condition.disk_runway_seconds),
+        "lag": sum(group.lag or 0 for group in rates.groups),
+        "topics": [
+            {"topic": row.topic, "produced_per_second": round(row.produced_per_second, 1), "messages": row.messages}
+            for row in rates.topics
+        ],
+        "groups": [
+            {
+                "group": row.group,
+                "topic": row.topic,
+                "committed_per_second": round(row.committed_per_second, 1),
+                "lag": row.lag,
+            }
+            for row in rates.groups
+        ],
+    }
 
 
 def _live(settings: BrokerChoice, before: Sample, interval: float, count: int | None, *, system: bool) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
@@ -11,12 +13,12 @@ from ....protocol.commands import QueueStats, ReadingGroup, TopicInfo, TopicTota
 from ....protocol.display import JSON, TABLE, escape, show_bytes
 from ....protocol.errors import TopicExistsAlready, TopicNotExist
 from ...errors import InvalidArgument
-from ...operator.display import is_own, plural, show_rate, show_second, shown_name
+from ...operator.display import is_own, matches, plural, show_flag, show_rate, show_second, shown_name
+from ...operator.rates import all_topics_stats
 from ..command import CliGroup, confirm, note, pass_settings
-from ..output import TableColumn, columns_of, name_column
+from ..output import TableColumn, columns_of, name_column, values_of
 from ..params import PERMISSION, RETENTION, RETENTION_BYTES, TOPIC, TOPIC_PATTERN, NumberType, RealType, show_permission
 from ..settings import BrokerChoice
-from ..topic_reader import all_topics_stats, matches
 
 if TYPE_CHECKING:
     from ...sync.admin import Admin
@@ -24,28 +26,46 @@ if TYPE_CHECKING:
 DEFAULT_QUEUES = 4
 QUEUES = NumberType(1, 65_536)
 
+
+def show_hours(hours: int) -> str:
+    """Return ``24 h``, ``7 d`` or ``forever``, or an empty string for the retention of the log."""
+    if hours <= 0:
+        return "forever" if hours else ""
+    return f"{hours // 24} d" if hours % 24 == 0 and hours > 48 else f"{hours} h"
+
+
+def show_queues(info: TopicInfo | TopicView) -> str:
+    """Return ``4``, or ``4, 2 to write`` if the topic has fewer write queues than read queues."""
+    to_write = "" if info.write_queues == info.read_queues else f", {info.write_queues:,} to write"
+    return f"{info.read_queues:,}{to_write}"
+
+
+def _permission(info: TopicInfo | TopicView) -> str:
+    return show_permission(info.perm)
+
+
 TOPIC_COLUMNS = (
     *columns_of(TopicInfo, "topic read_queues write_queues"),
-    TableColumn("permission", "ALLOWS"),
-    TableColumn("retention_hours", "KEEPS", lambda hours: show_hours(hours)),
-    TableColumn("retention_bytes", "AT MOST", lambda size: show_bytes(size) if size else ""),
-    TableColumn("system", "SYSTEM", lambda system: "yes" if system else ""),
+    TableColumn("permission", "PERMISSION", of=_permission),
+    TableColumn("retention_hours", "RETENTION", show_hours),
+    TableColumn("retention_bytes", "MAXIMUM SIZE", lambda size: show_bytes(size) if size else ""),
+    TableColumn("system", "SYSTEM", show_flag, of=lambda info: is_own(info.topic)),
 )
-SHOWN_COLUMNS = (TOPIC_COLUMNS[0], TableColumn("shown_queues", "QUEUES"), *TOPIC_COLUMNS[3:])
+SHOWN_COLUMNS = (TOPIC_COLUMNS[0], TableColumn("shown_queues", "QUEUES", of=show_queues), *TOPIC_COLUMNS[3:])
 """Columns of a table, which shows the queues in one column."""
 VIEW_COLUMNS = (
     TableColumn("topic", "topic", shown_name, style="bold"),
-    TableColumn("shown_queues", "queues"),
-    TableColumn("permission", "allows"),
-    TableColumn("retention_hours", "keeps", lambda hours: show_hours(hours) or "as long as the log"),
-    TableColumn("retention_bytes", "at most", lambda size: show_bytes(size) if size else "no limit"),
+    TableColumn("shown_queues", "queues", of=lambda row: show_queues(row["view"])),
+    TableColumn("permission", "permission"),
+    TableColumn("retention_hours", "retention", lambda hours: show_hours(hours) or "as long as the log"),
+    TableColumn("retention_bytes", "maximum size", lambda size: show_bytes(size) if size else "no limit"),
     TableColumn("messages", "messages", "{:,}".format),
     TableColumn("last_stored_at", "last stored", show_second),
     TableColumn("log_bytes", "log", show_bytes),
     TableColumn("in_per_second", "in", show_rate),
     TableColumn("out_per_second", "out", show_rate),
 )
-READER_COLUMNS = columns_of(ReadingGroup, "group members lag")
+READER_COLUMNS = columns_of(ReadingGroup, "group members lag", {"lag": lambda row: row.lag if row.known else None})
 RETENTION_NAMES = ("retention_hours", "retention_bytes")
 MESSAGE_COLUMNS = columns_of(TopicTotals, "messages last_stored_at")
 QUEUE_COLUMNS = (
@@ -53,7 +73,6 @@ QUEUE_COLUMNS = (
     *columns_of(QueueStats, "queue min_offset max_offset"),
     *MESSAGE_COLUMNS,
 )
-
 
 RETENTION_OPTIONS = (
     click.option(
@@ -82,13 +101,6 @@ class TopicProperties(TypedDict):
     retention_bytes: int | None
 
 
-def show_hours(hours: int) -> str:
-    """Return ``24 h``, ``7 d`` or ``forever``, or an empty string for the retention of the log."""
-    if hours <= 0:
-        return "forever" if hours else ""
-    return f"{hours // 24} d" if hours % 24 == 0 and hours > 48 else f"{hours} h"
-
-
 def _retention_options(function: Any) -> Any:
     """Add ``--retention`` and ``--retention-bytes``."""
     for option in RETENTION_OPTIONS:
@@ -101,30 +113,11 @@ def topic() -> None:
     """List, inspect, create, change and delete topics."""
 
 
-def _row(info: TopicInfo | TopicView) -> dict[str, Any]:
-    return {
-        "topic": info.topic,
-        "read_queues": info.read_queues,
-        "write_queues": info.write_queues,
-        "shown_queues": show_queues(info),
-        "permission": show_permission(info.perm),
-        "retention_hours": info.retention_hours,
-        "retention_bytes": info.retention_bytes,
-        "system": is_own(info.topic),
-    }
-
-
-def show_queues(info: TopicInfo | TopicView) -> str:
-    """Return ``4``, or ``4, 2 to write`` if the topic has fewer write queues than read queues."""
-    to_write = "" if info.write_queues == info.read_queues else f", {info.write_queues:,} to write"
-    return f"{info.read_queues:,}{to_write}"
-
-
-def _columns(settings: BrokerChoice, rows: list[dict[str, Any]], *, system: bool = False) -> tuple[TableColumn, ...]:
+def _columns(settings: BrokerChoice, topics: list[TopicInfo], *, system: bool = False) -> tuple[TableColumn, ...]:
     """Return the columns; a table leaves out the retention columns if no topic has a retention of its own."""
     columns: tuple[TableColumn, ...] = TOPIC_COLUMNS
     if settings.output.mode == TABLE:
-        empty = [name for name in RETENTION_NAMES if not any(row[name] for row in rows)]
+        empty = [name for name in RETENTION_NAMES if not any(getattr(each, name) for each in topics)]
         columns = tuple(column for column in SHOWN_COLUMNS if column.name not in empty)
     return columns if system else columns[:-1]
 
@@ -152,18 +145,22 @@ def list_topics(settings: BrokerChoice, pattern: str, messages: bool, system: bo
     PATTERN begins with %.
     """
     with settings.admin() as admin:
-        rows = [
-            _row(info)
+        topics = [
+            info
             for name, info in admin.topics(system=system).items()
             if matches(name, pattern) and (system or pattern.startswith("%") or not is_own(name))
         ]
-        stats = all_topics_stats(admin) if messages and rows else {}
-    for row in rows:
-        if totals := stats.get(row["topic"]):
-            row |= {"messages": totals.messages, "last_stored_at": totals.last_stored_at}
+        stats = all_topics_stats(admin) if messages and topics else {}
+    columns = _columns(settings, topics, system=system)
+    if messages:
+        columns += tuple(replace(column, of=_total(stats, column.name)) for column in MESSAGE_COLUMNS)
     what = f"no topic matches {pattern}" if pattern != "*" else "there are no topics; flintmq topic create creates one"
-    columns = _columns(settings, rows, system=system)
-    settings.output.rows(columns + (MESSAGE_COLUMNS if messages else ()), rows, empty=what)
+    settings.output.rows(columns, topics, empty=what)
+
+
+def _total(stats: dict[str, TopicTotals], name: str) -> Callable[[TopicInfo], Any]:
+    """Return the function of a topic's figure; the figure is None if the topic was created a moment ago."""
+    return lambda info: getattr(stats.get(info.topic), name, None)
 
 
 def _held(stats: list[QueueStats]) -> dict[str, Any]:
@@ -209,23 +206,19 @@ def show(settings: BrokerChoice, name: str, seconds: float) -> None:
         time.sleep(seconds)
         found, elapsed = admin.topic(name), time.monotonic() - began
     row = {
-        **_row(found),
+        **values_of(TOPIC_COLUMNS, found),
         **{each: getattr(found, each) for each in ("messages", "last_stored_at", "log_bytes")},
         "in_per_second": round(max(found.produced_messages - before.produced_messages, 0) / elapsed, 3),
         "out_per_second": round(max(found.pulled_messages - before.pulled_messages, 0) / elapsed, 3),
     }
-    readers = [
-        {"group": each.group, "members": each.members, "lag": each.lag if each.known else None} for each in found.groups
-    ]
     output = settings.output
     if output.mode == TABLE:
-        output.record(VIEW_COLUMNS, row)
+        output.record(VIEW_COLUMNS, row | {"view": found})
         output.write("\n")
-        output.rows(READER_COLUMNS, readers, empty="no group reads it")
+        output.rows(READER_COLUMNS, found.groups, empty="no group reads it")
     else:
-        del row["shown_queues"]
-        groups = readers if output.mode == JSON else [each.group for each in found.groups]
-        output.record((), row | {"groups": groups})
+        readers = [values_of(READER_COLUMNS, each) for each in found.groups]
+        output.record((), row | {"groups": readers if output.mode == JSON else [each["group"] for each in readers]})
 
 
 # ---- changing
@@ -260,8 +253,8 @@ def create(
             note(settings, f"topic {escape(shown_name(name))} already exists")
             return
         admin.create_topic(name, queues, **properties)
-        rows = [_row(_found(admin, name))]
-        settings.output.rows(_columns(settings, rows), rows)
+        made = [_found(admin, name)]
+        settings.output.rows(_columns(settings, made), made)
         if shown_name(name) != name:
             note(settings, f"the topic's real name is {name}, for clients that do not call encode_name")
 
@@ -313,8 +306,8 @@ def update(
             retention_hours=retention_hours,
             retention_bytes=retention_bytes,
         )
-        rows = [_row(_found(admin, name))]
-        settings.output.rows(_columns(settings, rows), rows)
+        made = [_found(admin, name)]
+        settings.output.rows(_columns(settings, made), made)
 
 
 @topic.command("delete")

@@ -1,4 +1,4 @@
-"""The broker: how it is and what goes through it, its settings, and its store."""
+"""The broker: how it is and what goes through it, its settings, its store, and its connections."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from urllib.parse import quote
 from starlette.responses import Response
 
 from ....protocol.auth.permissions import ADMIN, QUERY
-from ....protocol.commands import ConsumeStats, QuarantineEntry, Setting, TopicTotals
+from ....protocol.commands import CONNECTIONS_MAX, ConnectionInfo, ConsumeStats, QuarantineEntry, Setting, TopicTotals
 from ....protocol.display import show_bytes
 from ....protocol.storage.delivery import dead_letter_topic
 from ...operator.condition import Condition, Lag, lag_by_group
 from ...operator.dead_letters import waiting_by_group
 from ...operator.display import plural, show_seconds, show_value
 from ..failures import Refused
-from ..plot import plot
+from ..render import plot
 from ..sampler import Sampler
-from ..visit import Visit
+from ..visit import Visit, whole_number
 
 # ---- Overview: how the broker is, what goes through it, and which groups need attention.
 
-ROWS_MAX = 5
+OVERVIEW_ROWS_MAX = 5
 CHANGES_SHOWN = 10
 BEHIND_BYTES_MAX = 16 << 20
 """Bytes that queues, index or flush may be behind, as in ``flintmq check``."""
@@ -66,7 +66,7 @@ async def overview(visit: Visit) -> Response:
         dead=_dead_letters(dead, stats, sampler),
         changes=sampler.changes,
         changes_shown=CHANGES_SHOWN,
-        rows_max=ROWS_MAX,
+        rows_max=OVERVIEW_ROWS_MAX,
     )
 
 
@@ -106,7 +106,7 @@ def _disk(condition: Condition) -> list[HealthFinding]:
 
 def _worst_lags(stats: list[ConsumeStats]) -> list[tuple[str, Lag]]:
     lags = sorted(lag_by_group(stats).items(), key=lambda item: item[1].messages, reverse=True)
-    return [item for item in lags if item[1].messages][:ROWS_MAX]
+    return [item for item in lags if item[1].messages][:OVERVIEW_ROWS_MAX]
 
 
 def _dead_letters(topics: list[TopicTotals], stats: list[ConsumeStats], sampler: Sampler) -> list[DeadLetterRow]:
@@ -152,7 +152,7 @@ async def setting(visit: Visit) -> Response:
     return await visit.page("setting.html", setting=found, show=show_value, may_change=visit.may(ADMIN))
 
 
-async def change(visit: Visit) -> Response:
+async def change_setting(visit: Visit) -> Response:
     """Change one setting, if it still has the value that the person saw."""
     visit.check_writable()
     form = await visit.form()
@@ -281,3 +281,72 @@ def retention_steps(settings: Iterable[Setting], condition: Condition) -> list[s
         "refuses messages.",
         f"Now {show_bytes(free)} is free and {used:.0f} % is used: {at_present}.",
     ]
+
+
+# ---- Clients: the broker's open connections, and closing one.
+
+ROWS_MAX = 200
+REQUESTS_MAX = 2
+"""Maximum number of requests of a page; a search examines at most this many times ``CONNECTIONS_MAX`` connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionPage:
+    """Connections by id. ``examined``: number of those that were looked at; ``next_after``: the id after which the next
+    page begins, or None on the last one."""
+
+    rows: list[ConnectionInfo]
+    examined: int
+    next_after: int | None
+
+
+async def client_list(visit: Visit) -> Response:
+    """Return the connections whose address, user or client name contains a text."""
+    wanted = visit.text("q")
+    found = await _connections(visit, wanted.lower(), visit.number("after", 0, 0, 2**63 - 1))
+    return await visit.page(
+        "clients.html", found=found, wanted=wanted, after=visit.text("after"), may_close=visit.may(ADMIN)
+    )
+
+
+async def connection(visit: Visit) -> Response:
+    """Return one connection, with the form that closes it."""
+    number = int(visit.path("connection"))
+    found = await visit.admin.connections(max(0, number - 1), max_count=1)
+    if not found or found[0].id != number:
+        raise Refused(404, f"connection {number} is not open any more")
+    return await visit.page("connection.html", row=found[0], may_close=visit.may(ADMIN))
+
+
+async def close_connection(visit: Visit) -> Response:
+    """Close the connection that the person saw."""
+    visit.check_writable()
+    number, form = int(visit.path("connection")), await visit.form()
+    # Numbers begin again when the broker restarts: the time tells which connection the person saw.
+    opened_ms = whole_number("opened", form.get("opened", ""), -1, -1, 2**63 - 1)
+    await visit.admin.close_connection(number, opened_ms)
+    return visit.done(f"connection {number} is closed; its client may connect again", "/clients")
+
+
+async def _connections(visit: Visit, wanted: str, after: int) -> ConnectionPage:
+    # Without a search, one row more than a page shows tells whether there is another page.
+    size = CONNECTIONS_MAX if wanted else ROWS_MAX + 1
+    rows: list[ConnectionInfo] = []
+    examined, last = 0, after
+    for _ in range(REQUESTS_MAX):
+        page = await visit.admin.connections(last, max_count=size)
+        for each in page:
+            if not _matches(each, wanted):
+                continue
+            if len(rows) == ROWS_MAX:
+                return ConnectionPage(rows, examined + page.index(each), rows[-1].id)
+            rows.append(each)
+        examined += len(page)
+        if len(page) < size:
+            return ConnectionPage(rows, examined, None)
+        last = page[-1].id
+    return ConnectionPage(rows, examined, last)
+
+
+def _matches(each: ConnectionInfo, wanted: str) -> bool:
+    return not wanted or wanted in f"{each.address} {each.user} {each.client}".lower()

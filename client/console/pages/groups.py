@@ -16,7 +16,7 @@ from ...operator.condition import Lag, lag_by_group, lag_in, lag_of, read_rows
 from ...operator.display import is_called, is_own, shown_name
 from ...operator.positions import offsets_to_commit, parse_position
 from ..failures import Refused
-from ..forms import OFFSETS_BYTES_MAX
+from ..services import OFFSETS_BYTES_MAX
 from ..visit import Visit, check_typed, chosen, whole_number
 
 ROWS_MAX = 100

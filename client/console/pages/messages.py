@@ -1,4 +1,4 @@
-"""Messages of a topic: the list, one message, its body as a download, and the search box.
+"""Messages of a topic: the list, one message, its body as a download, the search box, and sending one.
 
 A list is one request for a page of the topic, or one query by key; nothing is found by reading the topic.
 """
@@ -6,29 +6,46 @@ A list is one request for a page of the topic, or one query by key; nothing is f
 from __future__ import annotations
 
 import asyncio
+import base64
 import dataclasses
 import json
 import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 from urllib.parse import quote
 
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
+from ....protocol.auth.permissions import PUBLISH, TOPIC
 from ....protocol.display import escape
 from ....protocol.errors import FilterIllegal, MessageNotFound
+from ....protocol.storage.delivery import (
+    PROPERTY_TIMER_DELAY_MS,
+    PROPERTY_TIMER_DELAY_SECONDS,
+    PROPERTY_TIMER_DELIVER_MS,
+)
 from ....protocol.storage.layout import SysFlag
-from ....protocol.storage.record import decode_record
+from ....protocol.storage.record import (
+    KEY_SEPARATOR,
+    PROPERTY_DELAY,
+    PROPERTY_KEYS,
+    PROPERTY_SHARDING_KEY,
+    PROPERTY_TAGS,
+    decode_record,
+)
 from ...core.consume.batch import StoredMessage
 from ...core.consume.pages import MessageSummary, TopicPage
 from ...errors import CompressionUnavailable, CorruptMessage, InvalidArgument
+from ...message import Message
 from ...operator.display import is_called, is_own, real_name, shown_name
 from ...operator.positions import EveryQueue, parse_position
 from ..bodies import DECODED_BYTES_MAX, PREVIEW_CHARS, preview, view_body
 from ..failures import Refused
 from ..render import query
+from ..services import FORM_BYTES_MAX, MESSAGE_BYTES_MAX
 from ..visit import Visit, chosen, whole_number
 
 # ---- A list of messages as the command line and as Python, for people who want to continue there.
@@ -317,7 +334,7 @@ def _field_of(body: bytes, path: str) -> str:
 async def message_detail(visit: Visit) -> Response:
     """Return one message with everything that is known about it."""
     topic = visit.path("topic")
-    summary = await _summary(visit)
+    summary = await _summary(visit, f"{visit.path('queue')}:{visit.path('offset')}")
     shows_body = not visit.console.options.no_bodies
     stored = await visit.consumer.message(summary.offset_id) if shows_body else None
     view, body, is_whole, trouble = None, b"", True, ""
@@ -353,7 +370,7 @@ async def message_body(visit: Visit) -> Response:
     if visit.console.options.no_bodies:
         raise Refused(403, "this console was started with --no-bodies")
     visit.check_own_site()
-    summary = await _summary(visit)
+    summary = await _summary(visit, f"{visit.path('queue')}:{visit.path('offset')}")
     stored = await visit.consumer.message(summary.offset_id)
     body = await asyncio.to_thread(lambda: stored.body)
     name = f"{visit.path('topic')}-{summary.queue}-{summary.queue_offset}.bin".replace("%", "_")
@@ -365,10 +382,12 @@ async def message_body(visit: Visit) -> Response:
     )
 
 
-async def _summary(visit: Visit) -> MessageSummary:
-    """Return the message that the path names. Raises ``MessageNotFound`` if its queue does not hold it."""
-    topic, queue = visit.path("topic"), int(visit.path("queue"))
-    offset = whole_number("offset", visit.path("offset"), 0, 0, 2**63 - 1)
+async def _summary(visit: Visit, place: str) -> MessageSummary:
+    """Return the message at ``QUEUE:OFFSET`` of the topic. Raises ``MessageNotFound`` if its queue does not hold it."""
+    topic = visit.path("topic")
+    queue_text, _, offset_text = place.partition(":")
+    queue = whole_number("queue", queue_text, 0, 0, 2**31 - 1)
+    offset = whole_number("offset", offset_text, 0, 0, 2**63 - 1)
     page = await visit.consumer.browse(topic, queue, offset, newest_first=False, count=1, body_bytes=0)
     # If there is no message at the offset, the broker answers with the next one.
     if not page or page[0].queue_offset != offset:
@@ -415,3 +434,150 @@ async def search(visit: Visit) -> Response:
 def _named(wanted: str, names: Iterable[str]) -> str | None:
     """Return the real name among ``names`` that a person means by ``wanted``, or None."""
     return next((name for name in names if wanted in (name, shown_name(name))), None)
+
+
+# ---- A form that sends one message, empty or filled from a stored message (replay).
+
+PROPERTY_REPLAY_OF = "REPLAY_OF"
+"""Property of a replayed message: the id of the message that it repeats."""
+DELAY_SECONDS_MAX = 10 * 365 * 24 * 3600
+BODY_BYTES_MAX = FORM_BYTES_MAX
+"""Maximum length of a stored body that the form shows; a longer one is sent again as it is stored."""
+FIELDS = ("body", "base64", "keep_body", "keys", "tag", "sharding_key", "properties", "delay", "queue", "replay")
+_FIELD_OF = {
+    PROPERTY_KEYS: "Keys",
+    PROPERTY_TAGS: "Tag",
+    PROPERTY_SHARDING_KEY: "Sharding key",
+    PROPERTY_DELAY: "Deliver after seconds",
+    PROPERTY_TIMER_DELIVER_MS: "Deliver after seconds",
+    PROPERTY_TIMER_DELAY_MS: "Deliver after seconds",
+    PROPERTY_TIMER_DELAY_SECONDS: "Deliver after seconds",
+}
+"""The field of the form for a property that must not be among the others."""
+
+
+async def send_form(visit: Visit) -> Response:
+    """Return the form; ``replay=QUEUE:OFFSET`` fills it from that message."""
+    topic = visit.path("topic")
+    if not visit.may(PUBLISH, TOPIC, topic):
+        raise Refused(403, f"you may not publish to topic {topic}, or this console is read only")
+    fields = dict.fromkeys(FIELDS, "")
+    if visit.failed():
+        fields |= dict(visit.fields)
+    elif replay := visit.text("replay"):
+        stored = await _stored(visit, replay)
+        fields |= {"replay": replay} | await asyncio.to_thread(_fields_of, stored)
+    return await visit.page("send.html", topic=topic, fields=fields)
+
+
+async def _stored(visit: Visit, place: str) -> StoredMessage:
+    if visit.console.options.no_bodies:
+        raise Refused(403, "this console was started with --no-bodies")
+    return await visit.consumer.message((await _summary(visit, place)).offset_id)
+
+
+def _fields_of(stored: StoredMessage) -> dict[str, str]:
+    """Return the form's fields for a stored message."""
+    message = Message.again(stored, body=b"", properties=_properties_of(stored))
+    fields = {
+        "keys": KEY_SEPARATOR.join(message.keys),
+        "tag": message.tags or "",
+        "sharding_key": message.sharding_key or "",
+        "properties": "\n".join(_property_line(name, value) for name, value in message.properties.items()),
+    }
+    body, is_whole = stored.body_start(BODY_BYTES_MAX)
+    if not is_whole:
+        return fields | {"keep_body": "1"}
+    try:
+        text = body.decode()
+        # A browser sends CRLF for every line end, which would change the body.
+        is_text = "\r" not in text and "\x00" not in text
+    except UnicodeDecodeError:
+        is_text = False
+    return fields | ({"body": text} if is_text else {"body": base64.b64encode(body).decode(), "base64": "1"})
+
+
+def _properties_of(stored: StoredMessage) -> dict[str, str]:
+    return {**Message.again(stored, body=b"").properties, PROPERTY_REPLAY_OF: stored.message_id}
+
+
+def _property_line(name: str, value: str) -> str:
+    """Return a property as a line of the form: as JSON if the line would not be read as the same property."""
+    plain = f"{name}={value}"
+    is_plain = plain.isprintable() and "=" not in name and name.strip() == name and not name.startswith('"')
+    return plain if is_plain else f"{json.dumps(name)}: {json.dumps(value)}"
+
+
+async def send_message(visit: Visit) -> Response:
+    """Send the message of the form."""
+    visit.check_writable()
+    topic = visit.path("topic")
+    if not visit.may(PUBLISH, TOPIC, topic):  # before a large form is read
+        raise Refused(403, f"you may not publish to topic {topic}")
+    form = await visit.form(MESSAGE_BYTES_MAX)
+    queue = whole_number("queue", form.get("queue", ""), -1, 0, 2**31 - 1)
+    if place := form.get("replay"):
+        stored = await _stored(visit, place)
+        message = await asyncio.to_thread(message_again, stored, topic, form)
+    else:
+        message = await asyncio.to_thread(lambda: Message(topic, **arguments_of(form)))
+    receipt = await visit.session.clients.producer.send(message, queue=queue if queue >= 0 else None)
+    place = f"{receipt.queue}:{receipt.queue_offset}"
+    return visit.done(
+        f"stored at {place} as {receipt.message_id}",
+        f"/topics/{quote(topic, safe='')}/{receipt.queue}/{receipt.queue_offset}"
+        if not form.get("delay")
+        else f"/topics/{quote(topic, safe='')}",
+    )
+
+
+def message_again(stored: StoredMessage, topic: str, form: dict[str, str]) -> Message:
+    """Return a stored message with what the person changed in the form: all else is as it was stored, also what a form
+    cannot express. Raises ``InvalidArgument`` or ``InvalidMessage``."""
+    shown, typed = arguments_of(_fields_of(stored)), arguments_of(form)
+    changed = {name: value for name, value in typed.items() if value != shown.get(name)}
+    return Message.again(stored, topic, **({"properties": _properties_of(stored)} | changed))
+
+
+def arguments_of(form: dict[str, str]) -> dict[str, Any]:
+    """Return the arguments of ``Message`` that a form describes; without a body if the stored one is kept. Raises
+    ``InvalidArgument``."""
+    delay = whole_number("delay", form.get("delay", ""), 0, 0, DELAY_SECONDS_MAX)
+    found: dict[str, Any] = {
+        "keys": form.get("keys", "").split(),
+        "tags": form.get("tag", "").strip() or None,
+        "sharding_key": form.get("sharding_key", "").strip() or None,
+        "properties": dict(map(_property, filter(str.strip, form.get("properties", "").splitlines()))),
+        "delay": timedelta(seconds=delay) if delay else None,
+    }
+    if not form.get("keep_body"):
+        found["body"] = _body(form)
+    return found
+
+
+def _body(form: dict[str, str]) -> bytes:
+    text = form.get("body", "").replace("\r\n", "\n")  # browsers send CRLF for every line end
+    if not form.get("base64"):
+        return text.encode()
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except ValueError as error:
+        raise InvalidArgument(f"the body is not base64: {error}") from None
+
+
+def _property(line: str) -> tuple[str, str]:
+    name, separator, value = line.partition("=")
+    if line.lstrip().startswith('"'):
+        try:
+            ((name, value),) = json.loads(f"{{{line}}}").items()
+        except (ValueError, RecursionError):
+            raise InvalidArgument(f'properties: {line[:60]!r} is not "NAME": "VALUE", as in JSON') from None
+        if not isinstance(value, str):
+            raise InvalidArgument(f"properties: the value in {line[:60]!r} is not a string")
+    elif not separator:
+        raise InvalidArgument(f"properties: {line[:60]!r} is not NAME=VALUE")
+    else:
+        name = name.strip()
+    if field := _FIELD_OF.get(name):
+        raise InvalidArgument(f"properties: {name} is not an ordinary property; use the field “{field}” of this form")
+    return name, value

@@ -20,8 +20,8 @@ from ...core.consume.pages import MessageSummary, TopicPage
 from ...operator.display import is_called, is_own, real_name, shown_name
 from ..bodies import preview
 from ..failures import Refused
+from ..render import sparkline_points
 from ..sampler import all_topics
-from ..sparkline import sparkline_points
 from ..visit import Visit, check_typed, chosen, whole_number
 
 ROWS_MAX = 50

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ....protocol.commands import LAYOUT_ROWS, HelloAnswer
 from ....protocol.errors import FlintError, MessageIllegal
-from ....protocol.produce_frame import ANY_QUEUE, ProduceHead
+from ....protocol.frames import ANY_QUEUE, ProduceHead
 from ....protocol.storage.record import UNIQUE_COUNTER_MAX
 from ...message import Row
 from ..times import now_millis

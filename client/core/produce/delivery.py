@@ -27,7 +27,7 @@ from ....protocol.errors import (
     RequestTimeout,
     error_from_answer,
 )
-from ....protocol.produce_frame import ANY_QUEUE
+from ....protocol.frames import ANY_QUEUE
 from ...message import Row
 from ..rpc.operation import Backoff, is_retriable
 from ..rpc.session import Answer

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 import msgpack
 
 from ....protocol.commands import LAYOUT_COLUMNS, LAYOUT_ROWS, QUEUES_MAX, TopicInfo
-from ....protocol.produce_frame import ANY_QUEUE
+from ....protocol.frames import ANY_QUEUE
 from ....protocol.storage.layout import PROPERTIES_BYTES_MAX
 from ....protocol.storage.record import (
     KEY_SEPARATOR,

@@ -15,7 +15,7 @@ from ....protocol import commands
 from ....protocol.commands import AttemptInfo, CopyingInfo
 from ....protocol.errors import FlintError, QueueNotExist, RemoteProtocolError, RequestTimeout, TopicNotExist
 from ....protocol.fields import decode_fields
-from ....protocol.produce_frame import ANY_QUEUE
+from ....protocol.frames import ANY_QUEUE
 from ....protocol.rows import decode_rows
 from ....protocol.storage import record
 from ...errors import InvalidArgument, InvalidArgumentType

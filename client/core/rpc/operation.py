@@ -30,7 +30,7 @@ from ....protocol.errors import (
     error_from_answer,
 )
 from ....protocol.fields import I64_MAX, decode_fields, encode_fields
-from ....protocol.produce_frame import PullFields, PullHead
+from ....protocol.frames import PullFields, PullHead
 from ....protocol.rows import decode_row, decode_rows
 from ...errors import InvalidArgument
 from ..texts import check_unicode

@@ -35,8 +35,16 @@ from ....protocol.errors import (
     error_from_answer,
 )
 from ....protocol.fields import decode_fields, encode_fields
-from ....protocol.frames import FRAME_BYTES_MAX, REQUEST, REQUEST_ID_MAX, RESPONSE, FrameParser, encode_head
-from ....protocol.produce_frame import PullFields, decode_records_head
+from ....protocol.frames import (
+    FRAME_BYTES_MAX,
+    REQUEST,
+    REQUEST_ID_MAX,
+    RESPONSE,
+    FrameParser,
+    PullFields,
+    decode_records_head,
+    encode_head,
+)
 
 if TYPE_CHECKING:
     from .access import ClientAccess

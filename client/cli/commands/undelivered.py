@@ -1,36 +1,43 @@
-"""The command ``flintmq tx``."""
+"""The commands ``flintmq tx`` and ``flintmq delay``: messages that are stored and not delivered yet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ....protocol.commands import AttemptInfo, TransactionInfo
-from ...operator.display import plural, show_seconds, shown_name
+from ....protocol.display import TABLE
+from ...operator.display import plural, show_moment, show_seconds, shown_name
 from ..command import CliGroup, note, pass_settings
 from ..failures import EXIT_NOT_FOUND
 from ..output import TableColumn, columns_of, number
-from ..params import COUNT, GROUP
+from ..params import COUNT, GROUP, NumberType
 from ..settings import BrokerChoice
 
 if TYPE_CHECKING:
     from ...sync.admin import Admin
 
+# ---- The command ``flintmq tx``.
+
 PAGE_COUNT = 1_000
-LIST_COLUMNS = (
-    *columns_of(TransactionInfo, "id topic group"),
-    TableColumn("state", "STATE"),
-    number("age_seconds", "AGE", show_seconds),
-    *columns_of(TransactionInfo, "checks born_at"),
-)
+OPEN, PARKED, DELIVERED = "open", "parked", "delivered"
+
+
+def _seconds_since(moment: datetime) -> float:
+    return round(max((datetime.now(UTC) - moment).total_seconds(), 0.0), 3)
+
+
 PREPARED_COLUMNS = (
     *columns_of(
-        AttemptInfo, "attempt topics messages", topics=lambda topics: " ".join(map(shown_name, topics.split()))
+        AttemptInfo,
+        "attempt topics messages",
+        {"topics": lambda info: " ".join(info.topics)},
+        topics=lambda topics: " ".join(map(shown_name, topics.split())),
     ),
-    number("idle_seconds", "IDLE", show_seconds),
+    number("idle_seconds", "IDLE", show_seconds, of=lambda info: _seconds_since(info.active_at)),
 )
 
 
@@ -49,15 +56,21 @@ def list_(settings: BrokerChoice, group: str, parked: bool, count: int | None) -
 
     A transaction is parked if its producer has left all of the broker's checks undecided.
     """
-    rows: list[dict[str, Any]] = []
+    states: dict[TransactionInfo, str] = {}
     with settings.admin() as admin:
         for info, state in _all(admin, open_ones=not parked):
             if group in ("", info.group):
-                rows.append(_row(info, state))
-                if len(rows) == count:
+                states[info] = state
+                if len(states) == count:
                     break
+    columns = (
+        *columns_of(TransactionInfo, "id topic group"),
+        TableColumn("state", "STATE", of=states.get),
+        number("age_seconds", "AGE", show_seconds, of=lambda info: _seconds_since(info.born_at)),
+        *columns_of(TransactionInfo, "checks born_at"),
+    )
     of_group = f" of producer group {shown_name(group)}" if group else ""
-    settings.output.rows(LIST_COLUMNS, rows, empty=f"no transaction{of_group} is {'' if parked else 'open or '}parked")
+    settings.output.rows(columns, states, empty=f"no transaction{of_group} is {'' if parked else 'open or '}parked")
 
 
 def _all(admin: Admin, *, open_ones: bool) -> Iterator[tuple[TransactionInfo, str]]:
@@ -67,20 +80,8 @@ def _all(admin: Admin, *, open_ones: bool) -> Iterator[tuple[TransactionInfo, st
         while offset >= 0:
             page = admin.transactions(parked=parked, from_offset=offset, max_count=PAGE_COUNT)
             for info in page.rows:
-                yield info, ("delivered" if info.delivered else "parked") if parked else "open"
+                yield info, (DELIVERED if info.delivered else PARKED) if parked else OPEN
             offset = page.next_offset
-
-
-def _row(info: TransactionInfo, state: str) -> dict[str, Any]:
-    return {
-        "id": info.id,
-        "topic": info.topic,
-        "group": info.group,
-        "state": state,
-        "age_seconds": round(max((datetime.now(UTC) - info.born_at).total_seconds(), 0.0), 3),
-        "checks": info.checks,
-        "born_at": info.born_at,
-    }
 
 
 @tx.command("prepared")
@@ -94,17 +95,7 @@ def prepared(settings: BrokerChoice, prefix: str, count: int) -> None:
     """
     with settings.admin() as admin:
         found = admin.prepared(prefix, max_count=min(count, PAGE_COUNT))
-    now = datetime.now(UTC)
-    rows = [
-        {
-            "attempt": info.attempt,
-            "topics": " ".join(info.topics),
-            "messages": info.messages,
-            "idle_seconds": round(max((now - info.active_at).total_seconds(), 0.0), 3),
-        }
-        for info in found.attempts
-    ]
-    settings.output.rows(PREPARED_COLUMNS, rows, empty="no messages are staged")
+    settings.output.rows(PREPARED_COLUMNS, found.attempts, empty="no messages are staged")
     for each in found.copying:
         note(
             settings,
@@ -142,7 +133,7 @@ def rollback(settings: BrokerChoice, ids: tuple[str, ...]) -> int:
 def _end(settings: BrokerChoice, ids: tuple[str, ...], *, commit: bool, said: str) -> int:
     """End the transactions; end none if one of them does not exist."""
     with settings.admin() as admin:
-        groups = _groups(admin, set(ids).__contains__)
+        groups = {info.id: info.group for info, _ in _all(admin, open_ones=True) if info.id in ids}
         missing = [each for each in ids if each not in groups]
         if missing:
             note(settings, f"no open or parked transaction has the id {', '.join(missing)}; nothing was {said}")
@@ -153,6 +144,62 @@ def _end(settings: BrokerChoice, ids: tuple[str, ...], *, commit: bool, said: st
     return 0
 
 
-def _groups(admin: Admin, wanted: Callable[[str], bool]) -> dict[str, str]:
-    """Return the producer groups of the wanted transactions, by id."""
-    return {info.id: info.group for info, _ in _all(admin, open_ones=True) if wanted(info.id)}
+# ---- The command ``flintmq delay``.
+
+DELAY_COLUMNS = (
+    TableColumn("waits", "WAITS"),
+    number("messages", "MESSAGES"),
+    TableColumn("next_due_at", "NEXT DUE", show_moment),
+)
+DELAY_DATA_COLUMNS = (
+    TableColumn("kind", ""),
+    TableColumn("level", ""),
+    TableColumn("begins_at", ""),
+    *DELAY_COLUMNS[1:],
+)
+"""Columns of JSON and plain output. ``kind`` is level, hour or parked."""
+LEVELS = (
+    "1 s, 5 s, 10 s, 30 s, 1 min, 2 min, 3 min, 4 min, 5 min, 6 min, 7 min, 8 min, 9 min, 10 min, 20 min, 30 min, "
+    "1 h, 2 h"
+).split(", ")
+"""Delays of RocketMQ's levels, the first of which is 1."""
+
+
+@click.group(cls=CliGroup)
+def delay() -> None:
+    """Messages waiting for later delivery."""
+
+
+@delay.command("list")
+@pass_settings
+@click.option(
+    "--hours", type=NumberType(1, 10_000), default=24, show_default=True, help="Maximum number of hours to list."
+)
+def list_delays(settings: BrokerChoice, hours: int) -> None:
+    """Count the waiting messages, by delay level, and by the hour in which timed messages are due.
+
+    The last hour includes all later messages.
+    """
+    with settings.admin() as admin:
+        stats = admin.delays(max_hours=hours)
+
+    def row(kind: str, waits: str, messages: int, next_due_at: datetime | None, **which: Any) -> dict[str, Any]:
+        return {"kind": kind, "waits": waits, "messages": messages, "next_due_at": next_due_at, **which}
+
+    rows = [
+        row("level", f"level {level} ({LEVELS[level - 1]})", waiting.messages, waiting.next_due_at, level=level)
+        for level, waiting in stats.levels.items()
+        if waiting.messages
+    ]
+    rows += [
+        row("hour", f"from {show_moment(begins_at)[:16]}", waiting.messages, waiting.next_due_at, begins_at=begins_at)
+        for begins_at, waiting in stats.hours
+    ]
+    if stats.parked:
+        rows.append(row("parked", "parked", stats.parked, None))
+    columns = DELAY_COLUMNS if settings.output.mode == TABLE else DELAY_DATA_COLUMNS
+    settings.output.rows(columns, rows, empty="no messages wait for later delivery")
+    if stats.behind:
+        note(settings, f"{plural(stats.behind, 'timed message')} not counted yet")
+    if stats.parked:
+        note(settings, "parked messages could not be delivered; flintmq pull rmq_sys_flintmq_parked shows them")

@@ -1,4 +1,5 @@
-"""The part that delay levels and timed messages share: read due messages, append them to their topics, count them.
+"""Delivery of waiting messages to their topics, for delay levels, timed messages and committed transactions: read,
+append, count.
 
 A message that cannot be delivered must not delay the others: it is parked, that is, delivered to ``PARKED_TOPIC``, and
 the log says so.
@@ -117,7 +118,7 @@ class DeliveryFigures:
         self.lateness.observe(max(late_ms, 0) / 1000, messages)
 
 
-class Redeliverer:
+class Deliverer:
     """Reader and writer of waiting messages. For the event loop; cold reads run in a reader thread."""
 
     def __init__(
