@@ -24,13 +24,13 @@ from ...protocol.frames import (
     PullHead,
 )
 from ..requests.request import Request
+from ..requests.short_sends import ShortHead
 from .pull import pull_again
 
 if TYPE_CHECKING:
     from ...protocol.commands import ProduceRequest
     from ..requests.broker import Broker
     from ..requests.request import FrameSource
-    from ..requests.short_sends import ShortHead
     from ..store import TopicConfig
 
 HEADERS_PER_CONNECTION_MAX = 16
@@ -104,7 +104,7 @@ class RepeatedHeaders:
         if frame.kind != REQUEST or not _begins_with(frame, packed):
             return
         kept = self.headers.get(head.fixed)
-        if kept is not None and type(kept) is not _PullHeader:
+        if isinstance(kept, ShortHead):
             self._tries_left += 1  # it is kept already
             short_sends.renew(kept, config)
         elif self._has_room(head.fixed):
@@ -188,7 +188,7 @@ class RepeatedHeaders:
     def _produce(self, connection: FrameSource) -> int:
         parser, short_sends = connection.parser, self._short_sends
         assert short_sends is not None, "heads are kept"
-        frames: int = short_sends.serve(self.place, parser.buffer, parser.start, parser.end, connection.responses)
+        frames = short_sends.serve(self.place, parser.buffer, parser.start, parser.end, connection.responses)
         if not frames:
             self.served = 0
             return 0
@@ -209,7 +209,7 @@ class RepeatedHeaders:
         """Forget all headers; the connection is closed."""
         self._broker.counters.kept_headers -= len(self.headers)
         if self.place >= 0 and self._short_sends is not None:
-            heads = [header for header in self.headers.values() if type(header) is not _PullHeader]
+            heads = [header for header in self.headers.values() if isinstance(header, ShortHead)]
             self._short_sends.forget(self.place, heads)
             self.place = -1
         self.headers.clear()

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from ...protocol.fields import I64_MAX
 from ...protocol.frames import (
     BEFORE_BORN,
     BEFORE_FIRST,
@@ -29,7 +28,7 @@ from ...protocol.frames import (
     encode_produce_answer,
 )
 from ...protocol.storage.arrays.jit import INTERPRETED, i64, i64_array, inlined, kernel
-from ...protocol.storage.arrays.words import load_be32, load_be64, store_be32, store_be64
+from ...protocol.storage.arrays.words import copy_bytes, load_be32, load_be64, store_be32, store_be64
 from ...protocol.storage.layout import BLANK_BYTES_MIN
 from .produce import (
     N_BASE,
@@ -38,7 +37,6 @@ from .produce import (
     N_BORN_MS,
     N_COUNT,
     N_LENGTH,
-    N_LIMIT,
     N_QUEUE_ID,
     N_QUEUE_OFFSET,
     N_STORE_MS,
@@ -64,6 +62,7 @@ FRAMES_MAX = 1024
 """Maximum number of frames in a turn."""
 PLAN_MESSAGES = 4096
 """Maximum number of messages in a frame."""
+PLAN_INTEGERS = PLAN_MESSAGES * PLAN_WIDTH
 OUT_BYTES = 256 * 1024
 """Room for the answers of a turn."""
 EVENT_BYTES = 12
@@ -124,8 +123,7 @@ R_WAITING = 35
 """Number of frames whose answers wait for a flush."""
 R_LEFT = 36
 """Number of reads with bytes that were not taken."""
-R_UNSENT = 37
-S_LENGTH = 38
+S_LENGTH = 37
 
 # Columns of a connection.
 C_FD = 0
@@ -227,6 +225,7 @@ WAITING_ANSWER_BYTES = 400
 """Memory of a response that waits for a flush besides its bytes; see ``ResponseQueue``."""
 
 _FIRST_MAX = 2**48 - 1
+_U32 = 0xFFFFFFFF
 _ORDER_MS = 1000
 _HEAD_END_BYTES = HEAD_END.size
 _START_BYTES = REQUEST_START.size
@@ -264,8 +263,11 @@ if AVAILABLE:
     )
     _recv: Any = types.ExternalFunction("recv", types.intp(types.int32, types.intp, types.intp, types.int32))
     _send: Any = types.ExternalFunction("send", types.intp(types.int32, types.intp, types.intp, types.int32))
+    populate: Any = populate_array
+    pack: Any = pack_array
     _memcmp: Any = types.ExternalFunction("memcmp", types.int32(types.intp, types.intp, types.intp))
-    _errno_location: Any = types.ExternalFunction("__errno_location", types.CPointer(types.int32)())
+    _int_pointer: Any = types.CPointer(types.int32)  # type: ignore[no-untyped-call] # Numba is untyped
+    _errno_location: Any = types.ExternalFunction("__errno_location", _int_pointer())
 
     def _array_at(kind: Any, item_bytes: int) -> Any:
         """Return a function of an address and a number of items that makes an array of what is there."""
@@ -276,15 +278,10 @@ if AVAILABLE:
             def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
                 array = context.make_array(array_type)(context, builder)
                 size = context.get_constant(types.intp, item_bytes)
-                populate_array(
-                    array,
-                    builder.inttoptr(args[0], context.get_data_type(kind).as_pointer()),
-                    pack_array(builder, [args[1]]),
-                    pack_array(builder, [size]),
-                    size,
-                    None,
-                )
-                return array._getvalue()  # noqa: SLF001 - as in Numba's own intrinsics
+                data = builder.inttoptr(args[0], context.get_data_type(kind).as_pointer())
+                shape, strides = pack(builder, [args[1]]), pack(builder, [size])
+                populate(array, data, shape, strides, size, None)
+                return array._getvalue()
 
             return array_type(types.int64, types.int64), generate
 
@@ -319,24 +316,10 @@ if AVAILABLE:
             if data[at + 4 + k] != _NAMES[k]:
                 return False
         born_at = at + 4 + _FIRST_NAME_BYTES + 8
-        for k in range(_BORN_NAME_BYTES):
+        for k in range(_BORN_NAME_BYTES):  # noqa: SIM110 - a generator cannot be compiled
             if data[born_at + k] != _NAMES[_FIRST_NAME_BYTES + k]:
                 return False
         return True
-
-    @inlined
-    def _answer(state: np.ndarray, request_id: int, queue: int, queue_offset: int, count: int) -> None:
-        """Build the head of the answer to a frame; ``count`` physical offsets follow it."""
-        out = _bytes_at(state[S_OUT], OUT_BYTES)
-        at = state[R_OUT]
-        answer = _bytes_at(state[S_ANSWER], _ANSWER_BYTES)
-        for k in range(_ANSWER_BYTES):
-            out[at + k] = answer[k]
-        store_be32(out, at, _ANSWER_BYTES - 4 + 8 * count)
-        store_be32(out, at + _ANSWER_ID, request_id)
-        store_be32(out, at + _ANSWER_QUEUE, queue)
-        store_be64(out, at + _ANSWER_OFFSET, queue_offset)
-        store_be64(out, at + _ANSWER_STORED, state[S_STORE_MS])
 
     @inlined
     def _take(state: np.ndarray, data: np.ndarray, connection: int, read: int, at: int, end: int) -> int:
@@ -349,57 +332,45 @@ if AVAILABLE:
             or connections[connection + C_WAITING] > state[S_WAITING_MAX]
         ):
             return 0
-        frame_bytes = 4 + (load_be32(data, at) & 0xFFFFFFFF)
-        header_bytes = load_be32(data, at + 4) & 0xFFFFFFFF
-        body_at = at + LENGTHS_BYTES + header_bytes
+        frame_bytes = 4 + (load_be32(data, at) & _U32)
+        body_at = at + LENGTHS_BYTES + (load_be32(data, at + 4) & _U32)
         body_end = at + frame_bytes
-        request_id = load_be32(data, at + 12) & 0xFFFFFFFF
-        if body_at > body_end or body_end > end or frame_bytes > state[S_FRAME_BYTES_MAX]:
-            return 0
-        if request_id > REQUEST_ID_MAX or load_be32(data, at + 8) != _BEGIN:
-            return 0
-        fixed_at = at + _START_BYTES
+        request_id = load_be32(data, at + 12) & _U32
         numbers_at = body_at - _HEAD_END_BYTES
-        if numbers_at <= fixed_at:
+        fixed_at = at + _START_BYTES
+        if (
+            body_at > body_end
+            or body_end > end
+            or frame_bytes > state[S_FRAME_BYTES_MAX]
+            or request_id > REQUEST_ID_MAX
+            or load_be32(data, at + 8) != _BEGIN
+            or numbers_at <= fixed_at
+        ):
             return 0
         head = _find_head(state, connection, fixed_at, numbers_at - fixed_at)
         if head < 0 or not _names_match(data, numbers_at):
             return 0
-        count = load_be32(data, numbers_at) & 0xFFFFFFFF
+        count = load_be32(data, numbers_at) & _U32
         first = load_be64(data, numbers_at + 4 + _FIRST_NAME_BYTES)
         born_ms = load_be64(data, body_at - 8)
-        if count < 1 or count > PLAN_MESSAGES or first < 0 or first > _FIRST_MAX or born_ms < 0 or born_ms > I64_MAX:
+        if count < 1 or count > PLAN_MESSAGES or first < 0 or first > _FIRST_MAX or born_ms < 0:
             return 0
-        if state[R_OUT] + _ANSWER_BYTES + 8 * count > OUT_BYTES:
+        out_bytes = _ANSWER_BYTES + 8 * count
+        if state[R_OUT] + out_bytes > OUT_BYTES or _is_stored(state, head, first):
             return 0
         heads = _integers_at(state[S_HEADS], _MANY)
         topics = _integers_at(state[S_TOPICS], _MANY)
-        ends = _integers_at(state[S_ENDS], _MANY)
-        sequences = _integers_at(state[S_SEQUENCES], _MANY)
-        sequence = -1
-        if heads[head + HEAD_PREFIX] != 0:
-            sequence = heads[head + HEAD_SEQUENCE]
-            if sequence < 0 or sequences[sequence + Q_OWNER] != heads[head + HEAD_OWNER]:
-                return 0  # forgotten
-            if first < sequences[sequence + Q_NEXT]:
-                return 0  # perhaps stored before
         topic = heads[head + HEAD_TOPIC]
         queue = heads[head + HEAD_QUEUE]
         if topic < 0 or queue >= topics[topic + T_QUEUES]:
             return 0
-        chosen = queue < 0
-        if chosen:
+        if queue < 0:
             queue = topics[topic + T_NEXT] % topics[topic + T_QUEUES]
-        place = topics[topic + T_ENDS] + queue
-        queue_offset = ends[place]
+        queue_offset = _integers_at(state[S_ENDS], _MANY)[topics[topic + T_ENDS] + queue]
         if queue_offset < 0:
             return 0  # unknown since the start, or since a follower's log was copied
 
-        # The records.
         numbers = _integers_at(heads[head + HEAD_NUMBERS], N_LENGTH)
-        texts = _bytes_at(heads[head + HEAD_TEXTS], _MANY)
-        plan = _integers_at(state[S_PLAN], PLAN_MESSAGES * PLAN_WIDTH)
-        log = _bytes_at(state[S_LOG], _MANY)
         numbers[N_BODY_AT] = body_at
         numbers[N_BODY_END] = body_end
         numbers[N_COUNT] = count
@@ -409,78 +380,125 @@ if AVAILABLE:
         numbers[N_BORN_MS] = born_ms if born_ms != 0 else state[S_STORE_MS]
         numbers[N_STORE_MS] = state[S_STORE_MS]
         numbers[N_BASE] = state[S_BASE]
-        numbers[N_LIMIT] = state[S_ROOM]
-        status, _, _ = plan_frame(data, numbers, plan)
-        if status != OK:
+        if not _make_records(state, data, head, numbers):
             return 0
-        position = state[R_BYTES]
-        fixed = record_bytes_fixed(numbers)
-        size = 0
-        for message in range(count):
-            size += fixed + plan[message * PLAN_WIDTH + P_PROPERTIES_BYTES] + plan[message * PLAN_WIDTH + P_BODY_BYTES]
-        if position + size + BLANK_BYTES_MIN > state[S_ROOM]:
-            return 0
-        # From here on the frame is taken.
-        out_at = state[R_OUT]
-        out = _bytes_at(state[S_OUT], OUT_BYTES)
-        for message in range(count):
-            row = message * PLAN_WIDTH
-            size = fixed + plan[row + P_PROPERTIES_BYTES] + plan[row + P_BODY_BYTES]
-            write_record(data, numbers, texts, plan, message, log, position, size)
-            store_be64(out, out_at + _ANSWER_BYTES + 8 * message, state[S_BASE] + position)
-            position += size
-        frames = _integers_at(state[S_FRAMES], FRAMES_MAX * F_WIDTH)
+        _make_answer(state, request_id, queue, queue_offset, count)
         frame = state[R_FRAMES] * F_WIDTH
+        frames = _integers_at(state[S_FRAMES], FRAMES_MAX * F_WIDTH)
         frames[frame + F_HEAD] = head
         frames[frame + F_QUEUE] = queue
         frames[frame + F_OFFSET] = queue_offset
         frames[frame + F_COUNT] = count
         frames[frame + F_BYTES] = frame_bytes
-        frames[frame + F_END] = position
+        frames[frame + F_END] = state[R_BYTES]
         frames[frame + F_REQUEST_ID] = request_id
-        frames[frame + F_OUT] = out_at
-        frames[frame + F_OUT_BYTES] = _ANSWER_BYTES + 8 * count
-        _answer(state, request_id, queue, queue_offset, count)
-        state[R_OUT] = out_at + frames[frame + F_OUT_BYTES]
-        state[R_BYTES] = position
+        frames[frame + F_OUT] = state[R_OUT]
+        frames[frame + F_OUT_BYTES] = out_bytes
+        state[R_OUT] += out_bytes
         state[R_FRAMES] += 1
-        if chosen:
+        connections[connection + C_HEAD] = head
+        _count_messages(state, frame, body_end - body_at)
+        _extend_sequence(state, frame, first)
+        _let_wait(state, frame, connection, read)
+        return frame_bytes
+
+    @inlined
+    def _is_stored(state: np.ndarray, head: int, first: int) -> bool:
+        """Return whether messages from counter ``first`` on may be stored; True also if their sequence is forgotten."""
+        heads = _integers_at(state[S_HEADS], _MANY)
+        if heads[head + HEAD_PREFIX] == 0:
+            return False
+        sequences = _integers_at(state[S_SEQUENCES], _MANY)
+        sequence = heads[head + HEAD_SEQUENCE]
+        return sequences[sequence + Q_OWNER] != heads[head + HEAD_OWNER] or first < sequences[sequence + Q_NEXT]
+
+    @inlined
+    def _make_records(state: np.ndarray, data: np.ndarray, head: int, numbers: np.ndarray) -> bool:
+        """Make the frame's records behind those before, and write their physical offsets into its answer; return False,
+        and make none, if a message breaks a rule or if there is no room."""
+        texts = _bytes_at(_integers_at(state[S_HEADS], _MANY)[head + HEAD_TEXTS], _MANY)
+        plan = _integers_at(state[S_PLAN], PLAN_INTEGERS)
+        status, _, _ = plan_frame(data, numbers, plan)
+        if status != OK:
+            return False
+        fixed = record_bytes_fixed(numbers)
+        position = state[R_BYTES]
+        room = state[S_ROOM] - BLANK_BYTES_MIN - position
+        for message in range(numbers[N_COUNT]):
+            row = message * PLAN_WIDTH
+            room -= fixed + plan[row + P_PROPERTIES_BYTES] + plan[row + P_BODY_BYTES]
+        if room < 0:
+            return False
+        log = _bytes_at(state[S_LOG], LOG_BYTES)
+        out = _bytes_at(state[S_OUT], OUT_BYTES)
+        for message in range(numbers[N_COUNT]):
+            row = message * PLAN_WIDTH
+            size = fixed + plan[row + P_PROPERTIES_BYTES] + plan[row + P_BODY_BYTES]
+            write_record(data, numbers, texts, plan, message, log, position, size)
+            store_be64(out, state[R_OUT] + _ANSWER_BYTES + 8 * message, numbers[N_BASE] + position)
+            position += size
+        state[R_BYTES] = position
+        return True
+
+    @inlined
+    def _make_answer(state: np.ndarray, request_id: int, queue: int, queue_offset: int, count: int) -> None:
+        """Build the head of the answer to a frame; ``count`` physical offsets follow it."""
+        out = _bytes_at(state[S_OUT], OUT_BYTES)
+        at = state[R_OUT]
+        copy_bytes(_bytes_at(state[S_ANSWER], _ANSWER_BYTES), 0, out, at, _ANSWER_BYTES)
+        store_be32(out, at, _ANSWER_BYTES - 4 + 8 * count)
+        store_be32(out, at + _ANSWER_ID, request_id)
+        store_be32(out, at + _ANSWER_QUEUE, queue)
+        store_be64(out, at + _ANSWER_OFFSET, queue_offset)
+        store_be64(out, at + _ANSWER_STORED, state[S_STORE_MS])
+
+    @inlined
+    def _count_messages(state: np.ndarray, frame: int, body_bytes: int) -> None:
+        """Advance the queue, and the counters of the topic."""
+        frames = _integers_at(state[S_FRAMES], FRAMES_MAX * F_WIDTH)
+        heads = _integers_at(state[S_HEADS], _MANY)
+        topics = _integers_at(state[S_TOPICS], _MANY)
+        ends = _integers_at(state[S_ENDS], _MANY)
+        head, queue, count = frames[frame + F_HEAD], frames[frame + F_QUEUE], frames[frame + F_COUNT]
+        topic = heads[head + HEAD_TOPIC]
+        if heads[head + HEAD_QUEUE] < 0:
             topics[topic + T_NEXT] = queue + 1
-        ends[place] = queue_offset + count
+        ends[topics[topic + T_ENDS] + queue] = frames[frame + F_OFFSET] + count
         if topics[topic + T_FRAMES] == 0:
             _integers_at(state[S_TOUCHED], TOPICS_MAX)[state[R_TOUCHED]] = head
             state[R_TOUCHED] += 1
         topics[topic + T_FRAMES] += 1
         topics[topic + T_MESSAGES] += count
-        topics[topic + T_BYTES] += body_end - body_at
-        if sequence >= 0:
-            for column in range(F_BEFORE):
-                frames[frame + F_NEXT + column] = sequences[sequence + column]
-            _extend(state, sequences, sequence, head, first, first + count, queue, queue_offset)
-        waits = state[S_SYNC] | heads[head + HEAD_SYNC]
-        frames[frame + F_WAITS] = waits
-        reads = _integers_at(state[S_READS], READS_MAX * E_WIDTH)
-        reads[read + E_WAITS] |= waits
-        if reads[read + E_WAITS] != 0:
-            counted = frame_bytes + frames[frame + F_OUT_BYTES] + WAITING_ANSWER_BYTES
-            reads[read + E_COUNTED] += counted
-            connections[connection + C_WAITING] += counted
-            state[R_COUNTED] += counted
-        connections[connection + C_HEAD] = head
-        return frame_bytes
+        topics[topic + T_BYTES] += body_bytes
 
     @inlined
-    def _extend(
-        state: np.ndarray,
-        sequences: np.ndarray,
-        sequence: int,
-        head: int,
-        first: int,
-        end: int,
-        queue: int,
-        offset: int,
-    ) -> None:
+    def _let_wait(state: np.ndarray, frame: int, connection: int, read: int) -> None:
+        """Count the frame and its answer as in flight if the answer waits for a flush, or for one before it."""
+        frames = _integers_at(state[S_FRAMES], FRAMES_MAX * F_WIDTH)
+        reads = _integers_at(state[S_READS], READS_MAX * E_WIDTH)
+        waits = state[S_SYNC] | _integers_at(state[S_HEADS], _MANY)[frames[frame + F_HEAD] + HEAD_SYNC]
+        frames[frame + F_WAITS] = waits
+        reads[read + E_WAITS] |= waits
+        if reads[read + E_WAITS] != 0:
+            counted = frames[frame + F_BYTES] + frames[frame + F_OUT_BYTES] + WAITING_ANSWER_BYTES
+            reads[read + E_COUNTED] += counted
+            _integers_at(state[S_CONNECTIONS], _MANY)[connection + C_WAITING] += counted
+            state[R_COUNTED] += counted
+
+    @inlined
+    def _extend_sequence(state: np.ndarray, frame: int, first: int) -> None:
         """Add a frame's messages to the sequence of their producer, as ``Sequence.add`` does."""
+        frames = _integers_at(state[S_FRAMES], FRAMES_MAX * F_WIDTH)
+        heads = _integers_at(state[S_HEADS], _MANY)
+        head = frames[frame + F_HEAD]
+        if heads[head + HEAD_PREFIX] == 0:
+            return
+        sequences = _integers_at(state[S_SEQUENCES], _MANY)
+        sequence = heads[head + HEAD_SEQUENCE]
+        for column in range(F_BEFORE):
+            frames[frame + F_NEXT + column] = sequences[sequence + column]
+        queue, offset = frames[frame + F_QUEUE], frames[frame + F_OFFSET]
+        end = first + frames[frame + F_COUNT]
         continues = (
             first == sequences[sequence + Q_NEXT]
             and queue == sequences[sequence + Q_PLACE]
@@ -573,11 +591,11 @@ if AVAILABLE:
 
     @kernel(i64, i64_array)
     def send(state: np.ndarray) -> int:
-        """Send the answers of the reads that do not wait (``S_SYNC`` 0), or of those that do, as far as the sockets take
-        them: ``E_SENT``. Returns, and leaves in ``R_UNSENT``, the number of reads with answers that were not sent whole."""
+        """Send the answers of the reads that do not wait (``S_SYNC`` 0), or of those that do, as far as the sockets
+        take them (``E_SENT``); return the number of reads with answers that were not sent whole."""
         connections = _integers_at(state[S_CONNECTIONS], _MANY)
         reads = _integers_at(state[S_READS], READS_MAX * E_WIDTH)
-        state[R_UNSENT] = 0
+        unsent = 0
         for k in range(state[R_READS]):
             read = k * E_WIDTH
             size = reads[read + E_OUT_BYTES]
@@ -590,5 +608,5 @@ if AVAILABLE:
             reads[read + E_SENT] = max(sent, 0)
             connections[connection + C_SENT] += max(sent, 0)
             if sent != size:
-                state[R_UNSENT] += 1
-        return state[R_UNSENT]
+                unsent += 1
+        return unsent

@@ -100,9 +100,9 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     __slots__ = tuple(
         (
-            "arrived authenticate_by broker bytes_in close_by deferred ending enter_after frame_bytes frames_in half_since "
-            "handlers idle_since lingering memory number on_lost opened_ms parser peer reading reads reads_seen "
-            "repeated responses stops transport write_level write_since"
+            "arrived authenticate_by broker bytes_in close_by deferred ending enter_after frame_bytes frames_in "
+            "half_since handlers idle_since lingering memory number on_lost opened_ms parser peer reading reads "
+            "reads_seen repeated responses stops transport write_level write_since"
         ).split()
     )
 
@@ -159,21 +159,31 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.parser.received(nbytes)
         if not self.stops:
             self._run()
-            if self.repeated.served > self.enter_after:
+            if self.repeated.served > self.enter_after and not self.responses.unflushed:
                 self._enter_short_way()
 
     # ---- the short way of PRODUCE: see ``requests.short_sends`` ----
 
     def _enter_short_way(self) -> None:
-        """Let the kernel read this connection, if nothing is against it."""
-        short_sends = self.broker.short_sends
+        """Let the kernel read this connection soon, if nothing is against it."""
         self.repeated.served = 0
-        if short_sends is None or self.stops or self.ending or not self.parser.is_settled():
+        if self.stops or self.ending or not self.reading or not self.parser.is_settled():
             return
+        self.reading = False
+        self.transport.pause_reading()
+        # In the next turn of the loop but one: the transport has then sent the answers of this one, as far as it can.
+        loop = self.broker.loop
+        loop.call_soon(loop.call_soon, self._enter_now)
+
+    def _enter_now(self) -> None:
+        short_sends = self.broker.short_sends
+        assert short_sends is not None, "it has served frames"
+        if self.reading or self.stops or self.peer.lost:
+            return  # whatever has removed or will remove the reason reads on
         if short_sends.enter(self.repeated.place, self):
             self.responses.leave_short_way = self._leave_short_way
-            self.reading = False
-            self.transport.pause_reading()
+        else:
+            self._read_on()
 
     def _leave_short_way(self) -> None:
         short_sends = self.broker.short_sends
@@ -405,6 +415,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self.peer.lost:
             return
         self.responses.flushed(error, since)
+        if self.repeated.served > self.enter_after and not self.responses.unflushed:
+            self._enter_short_way()
         if self.stops & STOP_IN_FLIGHT:
             low = self.broker.limits.connection_in_flight_bytes_max // 2
             if self.responses.unflushed_bytes <= low:

@@ -155,7 +155,7 @@ class ShortSends:
         self.out = Table(np.zeros(kernel.OUT_BYTES, np.uint8))
         self._runs = Table(np.zeros(kernel.RUNS_MAX * kernel.RUN_WIDTH, np.int64))
         self._touched = Table(np.zeros(kernel.TOPICS_MAX, np.int64))
-        self._plan = Table(np.zeros(kernel.PLAN_MESSAGES * kernel.PLAN_WIDTH, np.int64))
+        self._plan = Table(np.zeros(kernel.PLAN_INTEGERS, np.int64))
         self._answer = Table(np.frombuffer(bytearray(kernel.ANSWER), np.uint8))
         self._slots = Table(np.zeros(kernel.READS_MAX * kernel.SLOT_BYTES, np.uint8))
         self._events = Table(np.zeros(kernel.READS_MAX * kernel.EVENT_BYTES, np.uint8))
@@ -215,9 +215,8 @@ class ShortSends:
         prefix, name = head.key
         sequence = parts.sequences.sequence(prefix, name) if prefix else None
         values[head.place + kernel.HEAD_PREFIX] = bool(prefix)
-        if sequence is not None:
-            values[head.place + kernel.HEAD_SEQUENCE] = sequence.place
-            values[head.place + kernel.HEAD_OWNER] = sequence.number
+        values[head.place + kernel.HEAD_SEQUENCE] = 0 if sequence is None else sequence.place
+        values[head.place + kernel.HEAD_OWNER] = -1 if sequence is None else sequence.number
         # First, because the rows may move, which retires the heads of the topic.
         ends = parts.store.append_offsets.place(name, config.write_queues)
         topic = parts.next_queues.place(name)
@@ -401,7 +400,7 @@ class ShortSends:
         return True
 
     def leave(self, place: int, connection: ShortConnection, unsent: bytes = b"") -> None:
-        """Read a connection no more. Its answers, of which ``unsent`` are the first, are its transport's from now on."""
+        """Read a connection no more; its transport sends its answers from now on, ``unsent`` first."""
         fd = self.connections.values[place + kernel.C_FD]
         del self._entered[place]
         connection.responses.leave_short_way = None
