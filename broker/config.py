@@ -400,7 +400,6 @@ CONTRADICTION = "contradiction"
 
 
 def _contradiction(name: str, rule: str, *others: str) -> PydanticCustomError:
-    """Return the error of a setting that does not fit ``others``."""
     return PydanticCustomError(CONTRADICTION, "{rule}", {"name": name, "rule": rule, "others": others})
 
 

@@ -119,7 +119,6 @@ class StartedBroker(BrokerHandle):
         self.address = address
 
     def stop(self) -> None:
-        """Stop the broker gracefully."""
         self._running()
         exit_code = self._end()
         if exit_code is None:

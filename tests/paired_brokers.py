@@ -1,4 +1,5 @@
-"""Two brokers with the same history, one of which takes a short way that the other never takes."""
+"""Brokers in the process of a test; and two with the same history, one of which takes a short way that the other never
+takes."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ import asyncio
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
@@ -17,9 +18,54 @@ from flintmq.broker.config import Settings
 from flintmq.broker.handlers.repeated_headers import HEADERS_MAX
 from flintmq.broker.net.connection import ClientConnection
 from flintmq.broker.requests.broker import Broker
+from flintmq.broker.requests.request import Request
 from flintmq.broker.store.tables.clock import StoreClock
+from flintmq.protocol.commands import Command
+from flintmq.protocol.fields import encode_fields
+from flintmq.protocol.frames import REQUEST, Frame, FrameParser
 
 QUIET_S = 60.0
+
+
+@asynccontextmanager
+async def running(folder: Path, policy: str, **sections: dict[str, Any]) -> AsyncIterator[Lifecycle]:
+    """Start a broker in this process. ``sections``: settings beside those of ``settings``."""
+    values = settings(folder, policy)
+    for name, section in sections.items():
+        values[name] = values.get(name, {}) | section
+    lifecycle = Lifecycle(Settings.model_validate(values), _fail)
+    await lifecycle.start(lambda stage, done, total: None)
+    yield lifecycle
+    await lifecycle.stop()
+
+
+def broker_of(lifecycle: Lifecycle) -> Broker:
+    """Return the parts of a running broker."""
+    assert lifecycle._broker is not None
+    return lifecycle._broker
+
+
+class Connected:
+    """A client's connection to a broker, whose requests a test handles itself."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.wire = Wire()
+        self.connection = ClientConnection(broker, ("127.0.0.1", 50_000), lambda lost: None)
+        self.connection.connection_made(cast(asyncio.Transport, self.wire))
+
+    def request(self, command: Command, params: Any, body: bytes = b"", **unknown: Any) -> Request:
+        """Return a request, whose handler is the test. ``unknown``: fields that the command does not have."""
+        fields = encode_fields(params) | unknown
+        frame = Frame(REQUEST, command.code, 7, fields, bytearray(body), 0, len(body))
+        frame.began = time.monotonic()
+        return Request(self.connection, frame)
+
+    def answers(self) -> list[Frame]:
+        """Return the responses so far."""
+        parser = FrameParser()
+        parser.writable()[: len(self.wire.sent)] = self.wire.sent
+        parser.received(len(self.wire.sent))
+        return list(iter(parser.next_frame, None))
 
 
 class ManualClock(StoreClock):

@@ -12,8 +12,7 @@ from typing import Any, Self
 from flintmq.protocol.auth.scram import AccessKey
 from flintmq.protocol.auth.users import UserFile, with_access_key
 from flintmq.protocol.frames import ONE_WAY, REQUEST
-from flintmq.protocol.remoting.command import JSON_HEADER, VERSION, encode_head
-from flintmq.protocol.remoting.signature import signed
+from flintmq.protocol.remoting.command import JSON_HEADER, VERSION, encode_head, signed
 from tests.conftest import Brokers
 from tests.remoting_tools import RemotingBroker, RemotingSocket, as_text
 from tests.security_tools import SCRAM, set_grants

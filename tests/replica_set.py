@@ -13,11 +13,13 @@ from typing import Any
 
 import msgpack
 
+from flintmq.client import Consumer, Message, Producer
 from flintmq.protocol.commands import (
     GET_ALL_TOPIC_CONFIG,
     GET_REPLICA_STATUS,
     HELLO,
     PROTOCOL_VERSION,
+    SWITCH_PRIMARY,
     Command,
     ReplicaStatusAnswer,
 )
@@ -26,7 +28,7 @@ from flintmq.testing import SMALL_FILES
 from tests.conftest import Answer, Brokers, RawConnection, RunningBroker
 from tests.etcd_server import EtcdServer
 from tests.forked import FORKS
-from tests.group_tools import UNREACHABLE, WAIT_SECONDS
+from tests.group_tools import UNREACHABLE, WAIT_SECONDS, until
 from tests.processes import free_port
 from tests.security_tools import authenticate
 
@@ -93,6 +95,32 @@ class ReplicaSet:
         self.tool("replica", "init", *members, *options, member=first)
         for member in self.addresses:
             self.start(member)
+
+    def restore(self) -> None:
+        """Start the members that do not run, and wait until all are in sync."""
+        for member in self.addresses.keys() - self.running.keys():
+            self.start(member)
+        self.wait_in_sync(*self.addresses)
+
+    def others(self, member: str) -> list[str]:
+        """Return the ids of the other members, sorted."""
+        return sorted(self.addresses.keys() - {member})
+
+    def switch(self, target: str) -> None:
+        """Hand the leadership over, and wait until the target leads."""
+        self.call(self.leader(), SWITCH_PRIMARY, {"member": target, "within_ms": 5_000})
+        until(lambda: self.leader() == target, "the switch")
+
+    def send(self, topic: str, first: int, end: int) -> None:
+        """Send messages to queue 0, each with its number as body and key."""
+        with Producer(self.bootstrap) as producer:
+            for number in range(first, end):
+                producer.send(Message(topic, b"%d" % number, keys=f"k{number}"), queue=0)
+
+    def read(self, topic: str) -> list[int]:
+        """Return the numbers of all messages of a topic, sorted."""
+        with Consumer(self.bootstrap) as consumer:
+            return sorted(int(message.body) for message in consumer.iter(topic, from_="earliest", until="latest"))
 
     def brokers_of(self, member: str) -> Brokers:
         """Return what starts a member."""

@@ -77,8 +77,6 @@ class UnsyncedFiles(Files):
 
 @dataclass(frozen=True)
 class Message:
-    """A message to send."""
-
     body: bytes
     keys: tuple[str, ...] = ()
     tags: str = ""
@@ -159,7 +157,6 @@ def append(store: MessageStore, topic: str, queue: int, messages: Sequence[Messa
 
 
 def sent_of(appended: Appended, topic: str, queue: int, messages: Sequence[Message]) -> list[Sent]:
-    """Return the place of each message."""
     offsets = struct.unpack(f">{len(messages)}q", appended.physical_offsets)
     return [
         Sent(topic, queue, appended.queue_offset + number, physical_offset, appended.store_ms, message)
@@ -368,7 +365,6 @@ def tree(path: Path, *, ignore: Sequence[str] = ("lock",)) -> dict[str, str]:
 
 
 def copy_store(source: Path, target: Path) -> Path:
-    """Return a copy of a store that is not open."""
     shutil.copytree(source, target)
     return target
 

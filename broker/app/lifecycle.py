@@ -18,10 +18,14 @@ from ...protocol.storage.record import encode_host
 from ..addresses import format_address, is_loopback, parse_address, unmapped
 from ..background.flush import GroupCommitService, flush_service
 from ..background.held_pulls import PullRequestHoldService
-from ..background.loop_work import StepScheduler
-from ..background.reput import ReputMessageService
-from ..background.service import Service
-from ..background.services import AllocateMappedFileService, CheckpointService, CleanCommitLogService, StoreStatsService
+from ..background.loop_work import Service, StepScheduler
+from ..background.services import (
+    AllocateMappedFileService,
+    CheckpointService,
+    CleanCommitLogService,
+    ReputMessageService,
+    StoreStatsService,
+)
 from ..config import METRICS_OFF, SEQUENCE_RECOVERY_BYTES, Settings
 from ..delivery.staged import table_at_start
 from ..delivery.transactions.service import History
@@ -37,7 +41,7 @@ from ..store import MessageStore, RecoveryReport
 
 if TYPE_CHECKING:
     from ..remoting.gateway import RemotingGateway
-    from ..replication.core.primary import Patience
+    from ..replication.core.stream import Patience
     from .set_membership import SetMembership
 
 log = logging.getLogger(__name__)
@@ -347,7 +351,6 @@ class Lifecycle:
             self._server.turn_away(error)
 
     def fatal(self, part: str, error: BaseException) -> None:
-        """End the process."""
         self._fatal(part, error)
 
     def hurry(self) -> None:

@@ -149,7 +149,6 @@ class JsonFormatter(logging.Formatter):
     """One JSON object per line: time, level, logger, message, and the traceback if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as JSON."""
         entry = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}",
             "level": record.levelname.lower(),

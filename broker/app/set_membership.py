@@ -9,9 +9,8 @@ from typing import Protocol
 from ...protocol.errors import BrokerError, ConfigurationError
 from ..background.services import CleanCommitLogService
 from ..config import Settings
-from ..replication.core.primary import Patience
-from ..replication.member.identity import identity_of, registry_of
-from ..replication.member.replica_member import ReplicaMember
+from ..replication.core.stream import Patience
+from ..replication.member.replica_member import ReplicaMember, identity_of, registry_of
 from ..replication.member.tables import tables_of
 from ..requests.broker import Broker
 from ..store import MessageStore, RecoveryReport
@@ -122,7 +121,6 @@ class SetMembership:
         self._life.ended.set()
 
     def fatal(self, part: str, error: BaseException) -> None:
-        """End the process."""
         self._life.fatal(part, error)
 
     async def stop(self) -> None:

@@ -28,12 +28,11 @@ from ...protocol.errors import BrokerError, ServiceNotAvailable
 from ..kernels import sync_loop as kernel
 from ..latency import Latencies
 from ..store import Files, StoreFailed
-from .service import Service
+from .loop_work import Service
 
 if TYPE_CHECKING:
     from ..store import MappedFile, MessageStore
-    from .loop_work import CallAt, LoopTimer
-    from .service import OnFatal, Post
+    from .loop_work import CallAt, LoopTimer, OnFatal, Post
 
 
 # ---- The compiled thread that syncs a file at a time for the event loop, and tells the loop when it is done.

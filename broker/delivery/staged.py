@@ -30,7 +30,7 @@ from .writer import records_from
 
 if TYPE_CHECKING:
     from ...protocol.errors import BrokerError
-    from ..background.service import OnFatal
+    from ..background.loop_work import OnFatal
     from ..store import MessageStore
     from ..store.queues import ConsumeQueue
     from .scheduled.delivery import Deliverer

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...protocol.auth.permissions import CONSUME, GROUP, TOPIC, Need
 from ...protocol.commands import (
+    PHYSICAL_OFFSET_STRUCT,
     RECEIPT_STRUCT,
     RECORD_SIZE_STRUCT,
     AckMessageRequest,
@@ -20,9 +21,12 @@ from ...protocol.commands import (
     PopMessageAnswer,
     PopMessageRequest,
     ReceiptsAnswer,
+    SendMessageBackAnswer,
+    SendMessageBackRequest,
 )
 from ...protocol.errors import (
     BrokerFailure,
+    DelayIllegal,
     InvalidParameter,
     NoPermission,
     OffsetOutOfRange,
@@ -30,13 +34,13 @@ from ...protocol.errors import (
     SystemBusy,
 )
 from ...protocol.fields import decode_fields
-from ...protocol.names import check_client_group
-from ...protocol.storage.delivery import RETRY_TOPIC_PREFIX, old_pop_retry_topic, pop_retry_topic
+from ...protocol.names import check_client_group, check_name
+from ...protocol.storage.delivery import DELAY_LEVEL_MAX, RETRY_TOPIC_PREFIX, old_pop_retry_topic, pop_retry_topic
 from ...protocol.storage.layout import RECORD
 from ..delivery.old_retries import OldRetries, is_alone
 from ..delivery.pop.service import ALL_QUEUES, WaitEnd
 from ..delivery.pop.table import QueueKey, Take
-from ..delivery.redelivery import NOT_COUNTED
+from ..delivery.redelivery import NOT_COUNTED, FailedMessages, RetryPolicy
 from ..filters import compile_filter
 from ..store import CorruptLog, DamagedRecord, PullResult, PullSelection, WouldBlock
 from .groups import STARTS
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
     from ...protocol.errors import BrokerError
     from ..background.held_pulls import Share
     from ..delivery.pop.service import PopService, Receipt, Wait, Waits
+    from ..delivery.redelivery import RetryService
     from ..filters import Filter
     from ..requests.broker import Broker
     from ..requests.dispatch import DispatchScheduler
@@ -574,3 +579,43 @@ async def change_message_invisibletime(request: Request, pops: PopService) -> No
     request.deferred.check_may_wait()
     valid, *_ = await pops.redeliver(receipts, [""] * len(receipts), NOT_COUNTED)
     _answer(request, valid)
+
+
+# ---- CONSUMER_SEND_MSG_BACK: the messages that a consumer could not handle are stored again.
+
+
+async def consumer_send_msg_back(request: Request, retries: RetryService, pops: PopService) -> None:
+    """Store the messages of the request again, all or none; respond once that is acknowledged.
+
+    Of popped messages, those whose receipts are valid.
+    """
+    params = decode_fields(SendMessageBackRequest, request.frame.fields)
+    check_name("group", params.group)
+    if params.delay_level > DELAY_LEVEL_MAX:
+        raise DelayIllegal(f"delay_level must be at most {DELAY_LEVEL_MAX}, got {params.delay_level}")
+    policy = RetryPolicy(params.delay_level, params.retry_times_max, params.member)
+    # Only popped messages come with their topic: the body has receipts instead of offsets.
+    if params.topic:
+        receipts = receipts_in(request, pops, params.group, params.topic, params.count)
+        request.deferred.check_may_wait()
+        valid, retried, dead = await pops.redeliver(receipts, params.reason_of_each(), policy)
+        request.respond(SendMessageBackAnswer(retried=retried, dead=dead), bytes(valid))
+        return
+    body = bytes(request.frame.body)
+    if len(body) != params.count * PHYSICAL_OFFSET_STRUCT.size:
+        raise InvalidParameter(
+            f"expected {params.count * PHYSICAL_OFFSET_STRUCT.size} bytes of body for {params.count} physical "
+            f"offsets, got {len(body)}"
+        )
+    offsets = [offset for (offset,) in PHYSICAL_OFFSET_STRUCT.iter_unpack(body)]
+    messages = FailedMessages(params.group, offsets, policy, params.reason_of_each(), params.epoch)
+    retried, dead = await retries.redeliver(request, messages, consumed_by(request))
+    request.respond(SendMessageBackAnswer(retried=retried, dead=dead))
+
+
+def consumed_by(request: Request) -> Callable[[str], bool] | None:
+    """Return a predicate: may the user consume messages of this topic? None: all. For any thread."""
+    if request.peer.access is None:
+        return None
+    permissions = request.peer.access.permissions
+    return lambda topic: permissions.allows(CONSUME, TOPIC, topic)

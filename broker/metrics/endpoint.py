@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from http import HTTPStatus
 
 from ...protocol.errors import ConfigurationError
-from ..background.service import Service
+from ..background.loop_work import Service
 from ..config import METRICS_OFF
 from ..net.server import bind
 from ..requests.broker import Broker
@@ -62,7 +62,6 @@ class MetricsEndpoint:
         """Host and port that it listens on; None if it does not listen."""
 
     async def open(self, sockets: list[socket.socket]) -> None:
-        """Serve on listening sockets."""
         if sockets:
             host, port = sockets[0].getsockname()[:2]
             self.address = (host, port)

@@ -170,7 +170,6 @@ class _Connection(asyncio.Protocol):
         return self._task is not None or self._transport.get_write_buffer_size() > 0
 
     def abort(self) -> None:
-        """Close immediately."""
         self._transport.abort()
 
     def _within(self, seconds: float, call: Callable[[], None]) -> None:

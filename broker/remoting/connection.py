@@ -20,6 +20,7 @@ from ...protocol.errors import (
 from ...protocol.frames import RESPONSE, Frame
 from ...protocol.remoting.codes import client_name
 from ...protocol.remoting.command import (
+    ACCESS_KEY,
     LENGTHS,
     HeaderIllegal,
     RemotingFrame,
@@ -27,8 +28,8 @@ from ...protocol.remoting.command import (
     encode_head,
     header_end,
     is_flintmq,
+    is_signed,
 )
-from ...protocol.remoting.signature import ACCESS_KEY, is_signed
 from ..addresses import format_address
 from ..budgets import ReceiveBudget, SharingParser
 from ..net.connection import ClientConnection

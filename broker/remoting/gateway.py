@@ -10,8 +10,7 @@ from ...protocol import commands
 from ...protocol.commands import Command, IdsChangedRequest
 from ...protocol.frames import ONE_WAY, REQUEST, REQUEST_ID_MAX, Frame
 from ...protocol.remoting import codes
-from ...protocol.remoting.command import RemotingFrame, encode_head
-from ...protocol.remoting.signature import CREDENTIALS
+from ...protocol.remoting.command import CREDENTIALS, RemotingFrame, encode_head
 from ...protocol.storage.record import PROPERTY_UNIQ_KEY, decode_record, offset_id
 from ..addresses import format_address
 from ..delivery.client_handle import Answered

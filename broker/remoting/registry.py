@@ -10,9 +10,8 @@ from ...protocol.remoting import codes
 from ..handlers.registry import services_of
 from ..requests.broker import Broker
 from . import rules
-from .bodies import JSON_BYTES_MAX, RemotingHandler, Waits, decoded
 from .handlers import broker_admin, clients, groups, offsets, pop, produce, pull, topics, transactions
-from .request import RemotingRequest
+from .request import JSON_BYTES_MAX, RemotingHandler, RemotingRequest, Waits, decoded
 from .rules import Rule
 
 ROWS: tuple[tuple[int, Callable[..., Waits], Rule], ...] = (

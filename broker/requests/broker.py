@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from ...protocol.commands import ConnectionInfo
     from ..background.flush import FlushService
     from ..background.held_pulls import PullRequestHoldService
-    from ..background.reput import ReputMessageService
-    from ..background.services import AllocateMappedFileService, StoreStatsService
+    from ..background.services import AllocateMappedFileService, ReputMessageService, StoreStatsService
     from ..config import Settings
     from ..replication.member.replica_member import ReplicaMember
     from ..security.audit import AuditLog

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from ...protocol.errors import BrokerError
     from ..background.flush import FlushService
     from ..background.held_pulls import PullRequestHoldService
-    from ..background.reput import ReputMessageService
-    from ..background.services import AllocateMappedFileService
+    from ..background.services import AllocateMappedFileService, ReputMessageService
     from ..store import Appended, MessageStore
 
 LAZY_S = 0.002

@@ -70,7 +70,6 @@ class AuditLog:
         self._left_out = 0
 
     def close(self) -> None:
-        """Close the file."""
         if self._handler is not None:
             self._log.removeHandler(self._handler)
             self._handler.close()

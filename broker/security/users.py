@@ -86,7 +86,6 @@ class UserTable:
         return self._by_access_key.get(key)
 
     def get(self, name: str) -> User | None:
-        """Return the user with this name, or None."""
         return self._users.by_name.get(name)
 
     def verifier(self, name: str) -> Verifier:
@@ -165,7 +164,6 @@ class UserRights:
         self._met.clear()
 
     def meets(self, need: Need) -> bool:
-        """Return whether the user has the permission."""
         met = self._met.get(need)
         if met is None and len(need.name) > NAME_CHARS_MAX:  # a client could fill the cache with long names
             return self.permissions.meets(need)
@@ -195,7 +193,6 @@ class UserRights:
         self.publishes.add(topic)
 
     def allows(self, action: str, kind: str, name: str = "") -> bool:
-        """Return whether the user may do one action on one object."""
         return self.meets(Need((action,), kind, name))
 
     def sees(self, kind: str, name: str) -> bool:
@@ -209,7 +206,6 @@ class UserRights:
 
 
 def _grant_command(user: str, need: Need) -> str:
-    """Return the command that grants the missing permission."""
     action = need.actions[0]
     if need.kind == BROKER:
         option = "--admin" if action == ADMIN else "--query-broker"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,10 +14,12 @@ from ...protocol.storage.layout import PRE_BLANK_SIZE, UNIT_BYTES
 from ...protocol.store_files import file_name
 from ..kernels import dispatch
 from ..kernels import index as kernel
+from .derivation import RecordAt
 from .queues import UNIT_DTYPE
 
 if TYPE_CHECKING:
     from .derivation import Run
+    from .files.mapped_file import MappedFile
     from .index import IndexFile
     from .queues import ConsumeQueue, Units
 
@@ -46,6 +48,31 @@ def read_present(queue: ConsumeQueue, queue_offset: int, count: int) -> bytearra
             left = count * UNIT_BYTES - len(held)
             held += queue.read_units(queue_offset + len(held) // UNIT_BYTES, left // UNIT_BYTES, hot=False)
     return held
+
+
+FindFile = Callable[[int], "MappedFile | None"]
+"""Function that returns the log file which contains a physical offset."""
+
+
+def record_of_size(find: FindFile, physical_offset: int, size: int) -> RecordAt | None:
+    """Return the record of this size at a physical offset; None if there is none. Its body may be damaged."""
+    file = find(physical_offset)
+    record = None if file is None else RecordAt(file, physical_offset)
+    return record if record is not None and record.has_parts and record.size == size else None
+
+
+def points_at_own_record(
+    find: FindFile, queue: ConsumeQueue, unit: tuple[int, int, int], *, any_body: bool = False
+) -> bool:
+    """Return whether a unit of the queue (queue offset, physical offset, size) points at the record of its message.
+
+    ``any_body``: the record's body may be damaged.
+    """
+    queue_offset, physical_offset, size = unit
+    record = record_of_size(find, physical_offset, size)
+    if record is None or not (record.is_sound or any_body):
+        return False
+    return record.message == (queue.topic.encode(), queue.queue_id, queue_offset)
 
 
 @dataclass(frozen=True, slots=True)

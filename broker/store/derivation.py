@@ -12,10 +12,12 @@ import numpy as np
 
 from ...protocol.commands.common import QUEUES_MAX
 from ...protocol.names import is_folder_name
-from ...protocol.storage.layout import RECORD, UNIT_BYTES
+from ...protocol.storage.layout import RECORD, UNIT_BYTES, SysFlag
 from ..kernels import dispatch as kernel
 
 if TYPE_CHECKING:
+    from .files.checksummed import ChecksummedRanges
+    from .files.mapped_file import MappedFile
     from .queues import ConsumeQueue, ConsumeQueueTable
 
 UNITS_MAX = 16_384
@@ -99,6 +101,71 @@ def message_at(array: np.ndarray, position: int, parts: np.ndarray) -> tuple[byt
     topic = array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes()
     head = RECORD.unpack(array.data, position)
     return topic, head.queue_id, head.queue_offset
+
+
+class RecordAt:
+    """What a log file has at a physical offset. ``array``: the file's bytes, if they are not those of its map.
+
+    ``status``: that of the kernel ``locate``; ``is_sound``: a record with its right body is there; ``has_parts``: it
+    is the record of its message, although its body may be damaged. The other attributes need parts.
+    """
+
+    def __init__(self, file: MappedFile, physical_offset: int, array: np.ndarray | None = None) -> None:
+        self._array = file.array() if array is None else array
+        self._position = physical_offset - file.start_offset
+        self._parts = np.zeros(kernel.PARTS, np.int64)
+        self.status = kernel.locate(self._array, self._position, len(self._array), physical_offset, self._parts)
+        self.is_sound = self.status == kernel.DONE
+        self.has_parts = self.is_sound or self.status == kernel.BAD_CRC
+        self.size = int(self._parts[kernel.R_SIZE])
+
+    @property
+    def store_ms(self) -> int:
+        """Store time in ms."""
+        return int(self._parts[kernel.R_STORE_MS])
+
+    @property
+    def transaction(self) -> int:
+        """The bits of a transaction in its sys_flag."""
+        return int(self._parts[kernel.R_SYS_FLAG]) & SysFlag.TRANSACTION_MASK
+
+    @property
+    def message(self) -> tuple[bytes, int, int]:
+        """Topic, queue id and queue offset."""
+        return message_at(self._array, self._position, self._parts)
+
+    @property
+    def blob(self) -> bytes:
+        return self._array[self._position : self._position + self.size].tobytes()
+
+    def is_blank(self, longest: int = 1 << 62) -> bool:
+        """Return whether a blank of at most ``longest`` bytes is there instead, up to the end of the file."""
+        left = len(self._array) - self._position
+        return self.status == kernel.BLANK and ends_file(self._array, self._position) and left <= longest
+
+
+class LogScan:
+    """A check of records in the order of the log, bodies included, by the kernel ``scan``.
+
+    ``checksummed``: where each record must have a checksum over the whole record.
+    """
+
+    def __init__(self, checksummed: ChecksummedRanges) -> None:
+        self._checksummed = checksummed
+        self._state = np.zeros(kernel.STATE, np.int64)
+        self.counts = memoryview(self._state.data)
+        """The kernel's state: the number of checked records, and the store time of the last one."""
+        self.parts = np.zeros(kernel.PARTS, np.int64)
+        """The parts of the last record."""
+
+    def step(self, array: np.ndarray, begin: int, end: int, file_base: int) -> tuple[int, int]:
+        """Check the records in physical offsets ``[begin, end)`` of a file; return (why it stopped, position in it).
+
+        ``DONE`` is also returned before ``end``, where another rule for checksums begins.
+        """
+        self.counts[kernel.S_CHECKSUMMED], border = self._checksummed.at(begin)
+        stop = min(end, border) - file_base
+        return kernel.scan(array, begin - file_base, stop, file_base, self.parts, self._state)
 
 
 def ends_file(array: np.ndarray, position: int) -> bool:

@@ -216,7 +216,6 @@ class IndexFile:
                 raise
 
     def close(self) -> None:
-        """Close the descriptor."""
         self._array = None
         if self.fd >= 0:
             self.files.close(self.fd)
@@ -383,7 +382,6 @@ class IndexService:
             file.sync()
 
     def close(self) -> None:
-        """Close all files."""
         for file in self.files:
             file.close()
 

@@ -98,8 +98,16 @@ class MessageStore:
         self.producer_runs = ProducerRuns(self.commitlog, self.queues, self.index, self.topics, self.state)
         self.rewriter = RecordCopier(self.commitlog, self.log_reads)
         self.topic_retention = TopicRetention(self.queues, self.queue_reads, self.log_reads, self.topics, self.state)
-        tables = (self.topics, self.consumer_offsets, self.delay_offsets, self.staged_state)
-        self.expiry = Expiry(self.commitlog, self.queues, self.queue_reads, self.log_reads, *tables)
+        self.expiry = Expiry(
+            self.commitlog,
+            self.queues,
+            self.queue_reads,
+            self.log_reads,
+            self.topics,
+            self.consumer_offsets,
+            self.delay_offsets,
+            self.staged_state,
+        )
         self._only_flushed = settings.flush_policy == "sync"
         self.confirmed_offset = UNLIMITED
         """Physical offset below which a replica set allows the log to be shown and acknowledged."""
@@ -119,8 +127,9 @@ class MessageStore:
         self.replica = ReplicaFiles(files, path, own, settings.commitlog_file_bytes)
         self._lock = StoreLock(files, path)
         self._abort = AbortFile(files, path)
-        parts = (self.commitlog, self.queues, self.index, self.dispatcher, self.state)
-        self._derived = DerivedFiles(*parts, self._checkpoint)
+        self._derived = DerivedFiles(
+            self.commitlog, self.queues, self.index, self.dispatcher, self.state, self._checkpoint
+        )
         self.append_offsets = AppendOffsets(self.queue_reads.next_offset)
         self.log_copy = LogCopy(self.commitlog, self.append_offsets.forget, self._check_disk, self._stop_writing)
 
@@ -248,7 +257,6 @@ class MessageStore:
 
     @property
     def clock(self) -> StoreClock:
-        """The store's clock."""
         return self.commitlog.clock
 
     @property

@@ -355,7 +355,6 @@ class ConsumeQueue:
                 raise
 
     def close(self) -> None:
-        """Close the files."""
         self._empty_file = None
         for start in list(self._files):
             file = self._leave(start)
@@ -510,7 +509,6 @@ class ConsumeQueueTable:
         return iter(list(self.rows))
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Return the queue, or None."""
         queues = self.by_topic.get(topic)
         return queues.get(queue_id) if queues is not None else None
 
@@ -632,7 +630,6 @@ class ConsumeQueueTable:
             self._files.sync_folder(self.folder)
 
     def close(self) -> None:
-        """Close all files."""
         for queue in self.rows:
             queue.close()
 

@@ -1,6 +1,6 @@
-"""``flintmq-broker backup``: a restorable copy of a store, even while a broker serves it.
+"""``flintmq-broker backup``, and ``restore`` and ``verify`` of a backup.
 
-The order of the steps matters:
+A backup is a restorable copy of a store, even while a broker serves it. The order of the steps matters:
 
 1. Copy the tables: ``config/`` and ``flintmq/``. Tables on disk only refer to records on disk. Copied before the log,
    they may be older than it, as after a crash, but never ahead of it.
@@ -19,8 +19,10 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import resource
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,19 +33,39 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from ... import __version__
 from ...protocol.checked_json import encode_checked, take_checksum
+from ...protocol.display import escape, show_bytes, to_json
 from ...protocol.errors import FlintError
-from ...protocol.store_files import MANIFEST, OFFSET_NAME, PROGRESS, TABLES_PREFIX, backup_kind, refuse_backup
+from ...protocol.store_files import (
+    FILE_MODE,
+    MANIFEST,
+    OFFSET_NAME,
+    PROGRESS,
+    TABLES_PREFIX,
+    backup_kind,
+    file_name,
+    refuse_backup,
+)
+from ..kernels import dispatch as kernel
+from ..kernels import search
+from ..store.derivation import LogScan, ends_file
 from ..store.errors import CorruptFile, StoreLocked
+from ..store.files.checksummed import ChecksummedRanges
 from ..store.files.file_system import Files, make_durable_folder, open_file, replace_file
 from ..store.files.json_table import JOURNAL_SUFFIX, SHAPE_ERRORS
+from ..store.files.system_calls import usable_processors
 from ..store.message_store import OWN_FOLDER
 from ..store.tables.checkpoint import StoreCheckpoint
 from ..store.tables.store_state import StoreState
 from .findings import Findings
+from .log_verifier import THREADS_MAX
+from .log_verifier import Progress as BytesDone
 from .offline import ReadOnlyFiles, open_for_reading
 from .output import Progress
+from .verify import conclusion, findings_json
 
 # ---- Layout of a backup, and its manifest ``backup.json``. The manifest is written last, by rename; a folder
 # without it is not a complete backup.
@@ -324,8 +346,6 @@ def _target(folder: Path) -> Iterator[None]:
 
 
 class _Backup:
-    """One run of a backup."""
-
     def __init__(self, store: Path, folder: Path, progress: Progress) -> None:
         self._store = store
         self._folder = folder
@@ -585,3 +605,380 @@ def _allow_descriptors(count: int) -> None:
         if hard != resource.RLIM_INFINITY and wanted > hard:
             raise BackupError(f"the log has {count:,} files, and no more than {hard:,} may be open: raise `ulimit -n`")
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+# ---- ``flintmq-broker restore``: turn a backup into a store on which a broker can start.
+#
+# The checkpoint is written first and says how far the log goes; the log's files come last, in order, each by
+# an atomic rename. So a broker does not start on a half-restored store: it reports a missing file. All content
+# is compared with the backup's SHA-256 during the copy.
+#
+# The store looks as after a crash, with ``abort``: the start rebuilds queues and index from the log, and moves
+# back consumer offsets that are ahead of it.
+
+_OF_A_MEMBER = {f"{OWN_FOLDER}/{name}.json" for name in ("replication", "cut", "restart")}
+"""Tables that are not restored: a member of a replica set lacks what was acknowledged after its backup, and must not
+lead with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Result of a restore."""
+
+    manifest: Manifest
+    seconds: float
+
+
+def restore(folder: Path, store: Path, progress: Progress) -> Restored:
+    """Restore the backup in ``folder`` into the folder ``store``, which must be missing or empty. Blocks.
+
+    Raises ``BackupError`` if the backup is incomplete, or a file of it has changed.
+    """
+    started = time.perf_counter()
+    manifest = load_whole(folder)
+    if store.exists() and (not store.is_dir() or any(store.iterdir())):
+        raise BackupError(f"{store} is not empty: choose a folder that does not exist, or empty it")
+    _check_sizes(folder, manifest)
+    try:
+        _Restoring(folder, store, manifest, progress).run()
+    except BaseException as error:
+        if isinstance(error, (BackupError, OSError, KeyboardInterrupt)):
+            error.add_note(f"{store} is not complete, and no broker starts on it: remove it before you try again")
+        raise
+    return Restored(manifest, time.perf_counter() - started)
+
+
+def _check_sizes(folder: Path, manifest: Manifest) -> None:
+    """Check before anything is written that all files exist."""
+    for path, each in _all(folder, manifest):
+        size = path.stat().st_size if path.is_file() else -1
+        if size < each.bytes:
+            is_what = "is missing" if size < 0 else f"has {size:,} bytes instead of {each.bytes:,}"
+            raise BackupError(
+                f"{path} {is_what}: the backup is damaged. If the store still exists, `flintmq-broker backup` into "
+                "a new folder makes another"
+            )
+
+
+def _all(folder: Path, manifest: Manifest) -> list[tuple[Path, BackedUp]]:
+    tables = [(folder / manifest.tables_folder / each.path, each) for each in manifest.tables]
+    return tables + [(folder / LOG_FOLDER / each.path, each) for each in manifest.log]
+
+
+class _Restoring:
+    """One run of a restore."""
+
+    def __init__(self, folder: Path, store: Path, manifest: Manifest, progress: Progress) -> None:
+        self._folder = folder
+        self._store = store
+        self._manifest = manifest
+        self._progress = progress
+        self._files = Files()
+        self._done = 0
+
+    def run(self) -> None:
+        files, store, manifest = self._files, self._store, self._manifest
+        for name in (LOG_FOLDER, "config", f"{OWN_FOLDER}/new"):
+            make_durable_folder(files, store / name)
+        self._write_checkpoint()
+        write_new(files, store / "abort", b"", FILE_MODE)
+        for each in manifest.tables:
+            if each.path.removesuffix(".bak") in _OF_A_MEMBER:
+                self._count(each.bytes)
+            else:
+                self._restore_table(each)
+        for each in manifest.log:
+            self._restore_log_file(each)
+
+    def _write_checkpoint(self) -> None:
+        checkpoint = StoreCheckpoint(self._files, self._store / "checkpoint")
+        checkpoint.create()
+        # Nothing is dispatched: the first start makes queues and index.
+        checkpoint.reset(
+            flushed_offset=self._manifest.log_end,
+            dispatched_offset=self._manifest.log_begin,
+            physic_ms=self._manifest.last_store_ms,
+            logics_ms=0,
+            index_ms=0,
+        )
+        checkpoint.close()
+        self._files.sync_folder(self._store)
+
+    def _restore_table(self, each: BackedUp) -> None:
+        source = self._folder / self._manifest.tables_folder / each.path
+        content = source.read_bytes()
+        if len(content) != each.bytes or hashlib.sha256(content).hexdigest() != each.sha256:
+            raise _damaged(source)
+        target = self._store / each.path
+        make_durable_folder(self._files, target.parent)
+        write_new(self._files, target, content, each.mode)
+        self._count(each.bytes)
+
+    def _restore_log_file(self, each: BackedUp) -> None:
+        """Copy the file under another name, padded to the size of the log's files, then rename it."""
+        files, source = self._files, self._folder / LOG_FOLDER / each.path
+        target = self._store / LOG_FOLDER / each.path
+        scratch = self._store / OWN_FOLDER / "new" / f"restored-{each.path}"
+        held = open_file(source, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            out = files.open(scratch, create=True)
+            try:
+                files.resize(out, self._manifest.file_bytes)
+                digest = hashlib.sha256()
+                at = copy_summed(files, held, out, 0, each.bytes, digest, self._count)
+                if at != each.bytes or digest.hexdigest() != each.sha256:
+                    raise _damaged(source)
+                files.sync_data(out)
+            finally:
+                files.close(out)
+        finally:
+            os.close(held)
+        files.rename(scratch, target)
+        files.sync_folder(target.parent)
+
+    def _count(self, count: int) -> None:
+        self._done += count
+        self._progress("restoring", self._done, self._manifest.bytes)
+
+
+def _damaged(path: Path) -> BackupError:
+    return BackupError(f"{path} is not what was backed up: its SHA-256 differs. The backup is damaged there")
+
+
+# ---- ``flintmq-broker verify`` of a backup: its manifest, every byte of its files, and every record of its log.
+
+SCAN_STEP_BYTES = 8 << 20
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_TABLE_FOLDERS = ("config", OWN_FOLDER)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedBackup:
+    """Result of a verification. ``bytes``: size of all files; ``records``: number of readable records."""
+
+    manifest: Manifest
+    findings: Findings
+    records: int
+    bytes: int
+    seconds: float
+
+
+def verify_backup(folder: Path, progress: BytesDone) -> VerifiedBackup:
+    """Verify the backup in ``folder``. Changes nothing.
+
+    Raises ``BackupError`` if the manifest is missing or unreadable: without it, the expected content is unknown.
+    """
+    started = time.perf_counter()
+    manifest = load_whole(folder)
+    run = _Verification(folder, manifest, progress)
+    run.check_manifest()
+    run.check_files()
+    return VerifiedBackup(manifest, run.findings, run.records, run.bytes_done, time.perf_counter() - started)
+
+
+class _Verification:
+    """One verification of a backup."""
+
+    def __init__(self, folder: Path, manifest: Manifest, progress: BytesDone) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.findings = Findings()
+        self.records = 0
+        self.bytes_done = 0
+        self._progress = progress
+        self._counting = threading.Lock()
+        self._tables = folder / manifest.tables_folder
+        self._log = folder / LOG_FOLDER
+        self._checksummed = ChecksummedRanges()
+
+    # The manifest: is it consistent, and does the folder match it?
+
+    def check_manifest(self) -> None:
+        """Check that the manifest is consistent and matches the names in the folder."""
+        for problem in self._problems():
+            self.findings.add("backup-manifest", self.folder / MANIFEST, problem)
+        named = {self._tables / each.path for each in self.manifest.tables}
+        named |= {self._log / each.path for each in self.manifest.log}
+        named |= {self.folder / MANIFEST, self.folder / PROGRESS}
+        for path in sorted(self.folder.rglob("*")):
+            if path not in named and not path.is_dir():
+                self.findings.note(f"{path} is not part of the backup: {MANIFEST} does not name it")
+        if (self.folder / PROGRESS).exists():
+            self.findings.note(
+                f"a later run of `flintmq-broker backup` into {self.folder} was interrupted: the backup "
+                "before it stays valid. The next run continues"
+            )
+
+    def _problems(self) -> Iterator[str]:
+        manifest = self.manifest
+        for each in (*manifest.tables, *manifest.log):
+            if not _SHA256.match(each.sha256):
+                yield f"{each.path}: {each.sha256!r} is not a SHA-256"
+        for files in (manifest.tables, manifest.log):
+            for name in sorted({each.path for each in files if sum(other.path == each.path for other in files) > 1}):
+                yield f"{name} is named more than once"
+        if not re.fullmatch(rf"{TABLES_PREFIX}[0-9]+", manifest.tables_folder):
+            yield f"{manifest.tables_folder!r} is not a folder of tables"
+        for each in manifest.tables:
+            if Path(each.path).parts[0] not in _TABLE_FOLDERS:
+                yield f"{each.path} is not a table of a store"
+        try:
+            datetime.fromisoformat(manifest.made_at)
+        except ValueError:
+            yield f"made_at is not a time: {manifest.made_at!r}"
+        yield from self._log_problems()
+
+    def _log_problems(self) -> Iterator[str]:
+        """Yield why its files do not form one log from ``log_begin`` to ``log_end``."""
+        manifest, size = self.manifest, self.manifest.file_bytes
+        log = sorted(manifest.log, key=lambda each: each.path)
+        wrong = [each.path for each in log if not re.fullmatch("[0-9]{20}", each.path)]
+        if wrong:
+            yield f"{', '.join(wrong)}: not names of CommitLog files"
+            return
+        begins = [int(each.path) for each in log]
+        if not 0 <= manifest.log_begin <= manifest.log_end:
+            yield f"the log cannot go from {manifest.log_begin:,} to {manifest.log_end:,}"
+        elif (begins[0] if log else manifest.log_end) != manifest.log_begin:
+            yield f"the log begins at {manifest.log_begin:,}, but its first file is {log[0].path if log else 'missing'}"
+        for before, behind in pairwise(begins):
+            if before + size != behind:
+                yield f"{file_name(before + size)} is missing after {file_name(before)}"
+        if begins and begins[-1] + size < manifest.log_end:
+            yield f"{file_name(begins[-1] + size)} is missing: the log continues up to {manifest.log_end:,}"
+        for number, each in enumerate(log):
+            wanted = min(manifest.log_end - begins[number], size)
+            if each.bytes != wanted:
+                yield f"{each.path}: {each.bytes:,} bytes of it were backed up, where the log has {wanted:,}"
+
+    # The files: do they match the manifest, and is the log readable?
+
+    def check_files(self) -> None:
+        """Read every byte, tables first because they say which records must have a checksum."""
+        for each in self.manifest.tables:
+            self._check_sum(self._tables / each.path, each)
+        self._checksummed = self._checksummed_ranges()
+        with ThreadPoolExecutor(max(1, min(usable_processors(), THREADS_MAX)), "verify") as pool:
+            work: list[Future[None]] = [pool.submit(self._check_log_file, each) for each in self.manifest.log]
+            try:
+                for future in work:
+                    future.result()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _check_log_file(self, each: BackedUp) -> None:
+        path = self._log / each.path
+        held = self._check_sum(path, each)
+        if re.fullmatch("[0-9]{20}", each.path):
+            self._check_records(path, int(each.path), min(held, each.bytes))
+
+    def _check_sum(self, path: Path, each: BackedUp) -> int:
+        """Compare a file with its SHA-256; return how many of the backed-up bytes it has."""
+        if not path.is_file():
+            self.findings.add("backup-file", path, "it is missing")
+            return 0
+        held = path.stat().st_size
+        if held < each.bytes:
+            self.findings.add("backup-file", path, f"it has {held:,} bytes instead of {each.bytes:,}", position=held)
+        digest = hashlib.sha256()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            # Nothing is written, so there is no target.
+            copy_summed(Files(), fd, -1, 0, min(held, each.bytes), digest, self._count, write=False)
+        finally:
+            os.close(fd)
+        if held >= each.bytes and digest.hexdigest() != each.sha256:
+            self.findings.add("backup-file", path, "its SHA-256 is not that of the file that was backed up")
+        elif held > each.bytes:
+            # An interrupted run appends to the last file; `restore` leaves that out.
+            self.findings.note(f"{path} has {held - each.bytes:,} bytes after the size that {MANIFEST} states")
+        return held
+
+    def _count(self, count: int) -> None:
+        with self._counting:
+            self.bytes_done += count
+            self._progress(self.bytes_done, self.manifest.bytes)
+
+    def _checksummed_ranges(self) -> ChecksummedRanges:
+        state = StoreState(ReadOnlyFiles(), self._tables / OWN_FOLDER / "state.json")
+        try:
+            state.load()
+        except (CorruptFile, *SHAPE_ERRORS) as error:
+            if self._tables.is_dir():
+                self.findings.note(f"{error}: it is unknown which records must have a checksum over the whole record")
+        return state.checksummed
+
+    def _check_records(self, path: Path, base: int, size: int) -> None:
+        """Check each record of a log file below ``size``."""
+        if not size:
+            return
+        files = ReadOnlyFiles()
+        fd = files.open(path)
+        try:
+            array = np.frombuffer(files.map(fd, size), np.uint8)
+        finally:
+            # The map has a descriptor of its own.
+            files.close(fd)
+        scan = LogScan(self._checksummed)
+        at = 0
+        while at < size:
+            status, at = scan.step(array, base + at, base + min(at + SCAN_STEP_BYTES, size), base)
+            if status == kernel.DONE:
+                continue
+            if status == kernel.BLANK and ends_file(array, at):
+                break
+            found = int(search.next_record(array, at + 1, size, base, scan.parts))
+            name = "a blank record that does not end its file" if status == kernel.BLANK else kernel.BAD_NAMES[status]
+            self.findings.add(
+                "backup-record",
+                path,
+                f"{name}; {found - at:,} bytes up to the next readable record",
+                position=at,
+                physical_offset=base + at,
+            )
+            at = found
+        with self._counting:
+            self.records += scan.counts[kernel.S_RECORDS]
+
+
+def backup_as_json(verified: VerifiedBackup, folder: Path) -> Iterator[str]:
+    manifest = verified.manifest
+    yield from findings_json(verified.findings)
+    yield to_json(
+        {
+            "kind": "summary",
+            "backup": str(folder),
+            "source": manifest.source,
+            "made_at": manifest.made_at,
+            "version": manifest.version,
+            "beside_a_broker": manifest.running,
+            "log_start": manifest.log_begin,
+            "log_end": manifest.log_end,
+            "records": verified.records,
+            "tables": len(manifest.tables),
+            "bytes": verified.bytes,
+            "seconds": round(verified.seconds, 3),
+            "findings": verified.findings.counts,
+            "notes": verified.findings.notes,
+        }
+    )
+
+
+def backup_as_text(verified: VerifiedBackup, folder: Path, shown: int) -> Iterator[str]:
+    manifest = verified.manifest
+    beside = "beside a running broker" if manifest.running else "of a stopped store"
+    files = f"{len(manifest.log):,} file{'s' * (len(manifest.log) != 1)}"
+    made = f"made {escape(manifest.made_at)} by FlintMQ {escape(manifest.version)}"
+    yield f"backup   {escape(str(folder))}, {made} {beside}"
+    yield f"source   {escape(manifest.source)}"
+    yield (
+        f"log      {verified.records:,} records in {files}, physical offsets {manifest.log_begin:,} to "
+        f"{manifest.log_end:,}"
+    )
+    yield f"tables   {len(manifest.tables):,}"
+    rate = verified.bytes / max(verified.seconds, 1e-3)
+    yield f"checked  {show_bytes(verified.bytes)} in {verified.seconds:.2f} s, {show_bytes(rate)}/s"
+    yield from conclusion(
+        verified.findings, folder, shown, "every file is as it was backed up, and every record of the log can be read"
+    )

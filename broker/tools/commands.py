@@ -268,7 +268,7 @@ def verify(store: Path, mode: str, show: int, index_slots: int | None) -> int:
 
 
 def _verify_backup(folder: Path, mode: str, show: int) -> int:
-    from .verify import backup_as_json, backup_as_text, verify_backup
+    from .backup import backup_as_json, backup_as_text, verify_backup
 
     with progress_bar() as progress:
         verified = verify_backup(folder, functools.partial(progress, "verifying"))
@@ -525,7 +525,7 @@ def restore(backup_folder: Path, store: Path) -> int:
 
     Every byte is checked during the copy. The first start of a broker on it rebuilds queues and index from the log.
     """
-    from .restore import restore as run
+    from .backup import restore as run
 
     with progress_bar() as progress:
         restored = run(backup_folder, store, progress)

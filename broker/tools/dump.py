@@ -36,11 +36,11 @@ from ...protocol.storage.record import (
     offset_id,
     split_keys,
 )
-from ..kernels import dispatch as kernel
+from ..store.derivation import RecordAt
 from ..store.files.mapped_file import MappedFile
 from ..store.recovery.log_recovery import CLOCK_MARGIN_MS, FileHead
-from .derived_checks import check_file
 from .findings import Findings
+from .log_verifier import check_file
 from .offline import FOREVER, OfflineStore
 from .output import iso_time
 
@@ -194,16 +194,13 @@ def _by_index(store: OfflineStore, begin: int, end: int, wanted: Wanted) -> Iter
         for physical_offset, _ in file.chain(index_key_hash(topic, wanted.key), 0, FOREVER, 0, hot=False)
         if begin <= physical_offset < end
     }
-    parts = np.zeros(kernel.PARTS, np.int64)
     for physical_offset in sorted(offsets):
         file = store.find(physical_offset)
-        if file is None:
-            continue
-        array, at = file.array(), physical_offset - file.start_offset
-        if kernel.locate(array, at, file.size, physical_offset, parts) not in (kernel.DONE, kernel.BAD_CRC):
+        found = None if file is None else RecordAt(file, physical_offset)
+        if file is None or found is None or not found.has_parts:
             continue
         # Chains are of hashes, which several keys share: the record decides.
-        record = _decode(store, file, array[at : at + parts[kernel.R_SIZE]].tobytes(), physical_offset)
+        record = _decode(store, file, found.blob, physical_offset)
         if record is not None and _fits(record, wanted):
             yield record
 

@@ -156,7 +156,6 @@ class Findings:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, kind: str, path: Path, text: str, *, position: int = -1, physical_offset: int = -1) -> None:
-        """Add one finding."""
         assert kind in KINDS, kind
         with self._lock:
             self.counts[kind] = self.counts.get(kind, 0) + 1
@@ -182,7 +181,6 @@ class Findings:
 
     @property
     def total(self) -> int:
-        """Total number of findings."""
         return sum(self.counts.values())
 
     def __iter__(self) -> Iterator[Finding]:

@@ -20,12 +20,14 @@ import numpy as np
 
 from ...protocol.errors import ConfigurationError
 from ...protocol.names import is_system_topic
-from ...protocol.storage.layout import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, RECORD, UNIT_BYTES
+from ...protocol.storage.layout import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, UNIT_BYTES
 from ...protocol.store_files import OFFSET_NAME, QUEUE_NAME, file_name, refuse_backup
 from ..kernels import dispatch as kernel
 from ..kernels import search
 from ..kernels.dispatch import Q_DELETED_BELOW
+from ..store.check import points_at_own_record
 from ..store.damage import Quarantine
+from ..store.derivation import LogScan, RecordAt
 from ..store.errors import CorruptFile, StoreLocked
 from ..store.files.file_system import ZERO_CHUNK, Files, is_plain_file, open_file
 from ..store.files.mapped_file import MappedFile
@@ -48,7 +50,6 @@ class ReadOnlyFiles(Files):
     """Opens files read-only and maps them privately: writes of a kernel to such a map stay in this process."""
 
     def open(self, path: Path, *, create: bool = False) -> int:
-        """Open a file for reading."""
         assert not create, f"{path} would be created by a tool that only reads"
         return open_file(path, os.O_RDONLY | os.O_CLOEXEC)
 
@@ -173,6 +174,17 @@ class OfflineStore:
             if file.start_offset <= physical_offset < file.end_offset:
                 return file
         return None
+
+    def fits(self, queue: ConsumeQueue, unit: tuple[int, int, int]) -> bool:
+        """Return whether a unit of the queue (queue offset, physical offset, size) points at the record of its message,
+        whose body may be damaged."""
+        return points_at_own_record(self.find, queue, unit, any_body=True)
+
+    def store_time(self, physical_offset: int) -> int | None:
+        """Return the store time of the record there in ms; None if there is no record."""
+        file = self.find(physical_offset)
+        record = None if file is None else RecordAt(file, physical_offset)
+        return record.store_ms if record is not None and record.has_parts else None
 
     # Loading.
 
@@ -387,39 +399,17 @@ def _proven_by_queues(store: OfflineStore) -> int:
     proven = 0
     for queue in store.queues:
         last = last_record_unit(queue, count_units(queue, FOREVER))
-        if last is not None and last[1] + last[2] > proven and unit_fits(store, queue, *last):
+        if last is not None and last[1] + last[2] > proven and store.fits(queue, last):
             proven = last[1] + last[2]
     return proven
 
 
-def unit_fits(store: OfflineStore, queue: ConsumeQueue, queue_offset: int, physical_offset: int, size: int) -> bool:
-    """Return whether a unit of the queue points at the record of that message."""
-    file = store.find(physical_offset)
-    if file is None:
-        return False
-    array, at = file.array(), physical_offset - file.start_offset
-    parts = np.zeros(kernel.PARTS, np.int64)
-    # A damaged body does not matter here: it is still the record of that message.
-    if at + size > len(array) or kernel.locate(array, at, len(array), physical_offset, parts) not in (
-        kernel.DONE,
-        kernel.BAD_CRC,
-    ):
-        return False
-    head = RECORD.unpack(array.data, at)
-    topic = array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes()
-    expected = (size, queue.topic.encode(), queue.queue_id, queue_offset)
-    return (head.total_size, topic, head.queue_id, head.queue_offset) == expected
-
-
 def _first_bad(store: OfflineStore, begin: int) -> int:
     """Return the first place without a sound record, starting at ``begin``, a record boundary."""
-    state, parts = np.zeros(kernel.STATE, np.int64), np.zeros(kernel.PARTS, np.int64)
+    scan = LogScan(store.state.checksummed)
     at = begin
     while (file := store.find(at)) is not None:
-        # Records must have a checksum over all of them on one side of a border, and need none on the other.
-        state[kernel.S_CHECKSUMMED], border = store.state.checksummed.at(at)
-        stop = min(file.size, border - file.start_offset)
-        status, position = kernel.scan(file.array(), at - file.start_offset, stop, file.start_offset, parts, state)
+        status, position = scan.step(file.array(), at, file.end_offset, file.start_offset)
         at = file.end_offset if status == kernel.BLANK else file.start_offset + position
         if status not in (kernel.BLANK, kernel.DONE):
             break

@@ -85,7 +85,6 @@ def _expiry(store: OfflineStore) -> Expiry:
 
 
 def as_text(plan: Plan, now: float) -> list[str]:
-    """Return the plan as lines of text."""
     disk = plan.disk
     shown = [f"disk: {disk.used_percent:.0f} % in use, {disk.free_bytes / 1e9:,.1f} GB free"]
     if plan.refuses:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from ...protocol.errors import ConfigurationError
 from ..config import Settings
 from ..replication.core.configuration import Proposal, ProposalOutcome, SetConfig
-from ..replication.member.identity import registry_of
+from ..replication.member.replica_member import registry_of
 from ..replication.registry.interface import Registry, RegistryError, RegistryView
 from ..store.files.file_system import Files, make_durable_folder
 from ..store.files.store_lock import StoreLock

@@ -13,7 +13,6 @@ import numpy as np
 from ...protocol.display import escape, show_bytes, to_json, to_plain
 from ..store.index import IndexFile
 from ..store.queues import BLOCK_UNITS, ConsumeQueue, count_units, first_unit, is_filling, read_units
-from .log_verifier import store_time
 from .offline import OfflineStore
 from .output import iso_time
 
@@ -125,8 +124,8 @@ def _queue_stat(store: OfflineStore, queue: ConsumeQueue, end: int) -> QueueStat
         max_offset=last[0] + 1 if first else stop,
         messages=messages,
         bytes=size,
-        first_stored_at=iso_time(store_time(store, first[1])) if first else None,
-        last_stored_at=iso_time(store_time(store, last[1])) if first else None,
+        first_stored_at=iso_time(store.store_time(first[1])) if first else None,
+        last_stored_at=iso_time(store.store_time(last[1])) if first else None,
     )
 
 

@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import re
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
-from threading import Lock
-
-import numpy as np
 
 from ...protocol.display import escape, show_bytes, to_json
-from ...protocol.store_files import MANIFEST, PROGRESS, TABLES_PREFIX, file_name
-from ..kernels import dispatch as kernel
-from ..kernels import search
-from ..store.derivation import ends_file
-from ..store.errors import CorruptFile
-from ..store.files.checksummed import ChecksummedRanges
-from ..store.files.file_system import Files
-from ..store.files.json_table import SHAPE_ERRORS
-from ..store.files.system_calls import usable_processors
-from ..store.message_store import OWN_FOLDER
+from ...protocol.storage.layout import (
+    CHECKPOINT,
+    CHECKPOINT_FILE_BYTES,
+    CHECKPOINT_MARK,
+    CHECKPOINT_MARK_AT,
+    CHECKPOINT_MARK_MAGIC,
+)
+from ...protocol.store_files import file_name
+from ..store.derivation import RecordAt
+from ..store.files.json_table import SHAPE_ERRORS, parse_table
+from ..store.queues import count_units, last_record_unit
 from ..store.recovery.holes import lost_text
-from ..store.tables.store_state import StoreState
-from .backup import LOG_FOLDER, BackedUp, BackupError, Manifest, copy_summed, load_whole
-from .derived_checks import UnitPass
+from ..store.tables.checkpoint import FUTURE_MS_MAX
 from .findings import KINDS, Finding, Findings
-from .log_verifier import SEGMENT_BYTES, THREADS_MAX, LogPass, Progress
-from .metadata_check import check_checkpoint, check_log_is_whole, check_offsets, check_tables
-from .offline import OfflineStore, ReadOnlyFiles, check_behind, find_end
+from .log_verifier import SEGMENT_BYTES, LogPass, Progress, UnitPass
+from .offline import LogEnd, OfflineStore, check_behind, find_end
 
 QUARANTINED_SHOWN = 20
 
@@ -134,207 +125,137 @@ def _note_what_is_left(findings: Findings, log: LogPass) -> None:
         )
 
 
-# ---- ``flintmq-broker verify`` of a backup: its manifest, every byte of its files, and every record of its
-# log.
-
-SCAN_STEP_BYTES = 8 << 20
-_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
-_TABLE_FOLDERS = ("config", OWN_FOLDER)
+# ---- Checks of the small files: the JSON tables, the checkpoint, and FlintMQ's own notes.
 
 
-@dataclass(frozen=True, slots=True)
-class VerifiedBackup:
-    """Result of a verification. ``bytes``: size of all files; ``records``: number of readable records."""
-
-    manifest: Manifest
-    findings: Findings
-    records: int
-    bytes: int
-    seconds: float
-
-
-def verify_backup(folder: Path, progress: Progress) -> VerifiedBackup:
-    """Verify the backup in ``folder``. Changes nothing.
-
-    Raises ``BackupError`` if the manifest is missing or unreadable: without it, the expected content is unknown.
-    """
-    started = time.perf_counter()
-    manifest = load_whole(folder)
-    run = _Run(folder, manifest, progress)
-    run.check_manifest()
-    run.check_files()
-    return VerifiedBackup(manifest, run.findings, run.records, run.bytes_done, time.perf_counter() - started)
+def check_tables(store: OfflineStore) -> None:
+    """Check every JSON file in ``config/`` and FlintMQ's own, each with its ``.bak``."""
+    reported = {finding.path for finding in store.findings if finding.kind == "table"}
+    own = store.state.path.parent
+    folders = (store.path / "config", own, own / "timers", own / "quarantine")
+    for path in sorted(path for folder in folders for path in [*folder.glob("*.json"), *folder.glob("*.json.bak")]):
+        if path not in reported and path.is_file():
+            _check_table(store, path)
 
 
-class _Run:
-    """One verification of a backup."""
+def _check_table(store: OfflineStore, path: Path) -> None:
+    try:
+        parse_table(path.read_text(encoding="utf-8"))
+    except SHAPE_ERRORS as error:
+        store.findings.add("table", path, f"{type(error).__name__}: {error}")
 
-    def __init__(self, folder: Path, manifest: Manifest, progress: Progress) -> None:
-        self.folder = folder
-        self.manifest = manifest
-        self.findings = Findings()
-        self.records = 0
-        self.bytes_done = 0
-        self._progress = progress
-        self._counting = Lock()
-        self._tables = folder / manifest.tables_folder
-        self._log = folder / LOG_FOLDER
-        self._checksummed = ChecksummedRanges()
 
-    # The manifest: is it consistent, and does the folder match it?
+def check_log_is_whole(store: OfflineStore) -> None:
+    """Check that the log begins and ends where the checkpoint and FlintMQ's notes say."""
+    mark, size = store.checkpoint.mark, store.settings.commitlog_file_bytes
+    if mark is None:
+        return
+    log_end = store.log_files[-1].start_offset + size if store.log_files else 0
+    for at, why in mark.missing_ends(store.log_start, log_end, store.state.snapshot.log_start, size):
+        store.findings.add("missing-file", store.path / "commitlog" / file_name(at), why, physical_offset=at)
 
-    def check_manifest(self) -> None:
-        """Check that the manifest is consistent and matches the names in the folder."""
-        for problem in self._problems():
-            self.findings.add("backup-manifest", self.folder / MANIFEST, problem)
-        named = {self._tables / each.path for each in self.manifest.tables}
-        named |= {self._log / each.path for each in self.manifest.log}
-        named |= {self.folder / MANIFEST, self.folder / PROGRESS}
-        for path in sorted(self.folder.rglob("*")):
-            if path not in named and not path.is_dir():
-                self.findings.note(f"{path} is not part of the backup: {MANIFEST} does not name it")
-        if (self.folder / PROGRESS).exists():
-            self.findings.note(
-                f"a later run of `flintmq-broker backup` into {self.folder} was interrupted: the backup "
-                "before it stays valid. The next run continues"
-            )
 
-    def _problems(self) -> Iterator[str]:
-        manifest = self.manifest
-        for each in (*manifest.tables, *manifest.log):
-            if not _SHA256.match(each.sha256):
-                yield f"{each.path}: {each.sha256!r} is not a SHA-256"
-        for files in (manifest.tables, manifest.log):
-            for name in sorted({each.path for each in files if sum(other.path == each.path for other in files) > 1}):
-                yield f"{name} is named more than once"
-        if not re.fullmatch(rf"{TABLES_PREFIX}[0-9]+", manifest.tables_folder):
-            yield f"{manifest.tables_folder!r} is not a folder of tables"
-        for each in manifest.tables:
-            if Path(each.path).parts[0] not in _TABLE_FOLDERS:
-                yield f"{each.path} is not a table of a store"
-        try:
-            datetime.fromisoformat(manifest.made_at)
-        except ValueError:
-            yield f"made_at is not a time: {manifest.made_at!r}"
-        yield from self._log_problems()
+def check_checkpoint(store: OfflineStore, end: LogEnd) -> None:
+    """Check that the checkpoint's times and FlintMQ's mark are possible."""
+    path = store.checkpoint.path
+    if not path.is_file():
+        store.findings.note(f"there is no {path.name}: a start checks the whole log")
+        return
+    blob = path.read_bytes()
+    if len(blob) != CHECKPOINT_FILE_BYTES:
+        store.findings.add("checkpoint", path, f"it has {len(blob):,} bytes instead of {CHECKPOINT_FILE_BYTES:,}")
+        return
+    _check_times(store, path, blob, _last_store_ms(store, end))
+    if store.checkpoint.mark is None:
+        _check_mark(store, path, blob, end)
 
-    def _log_problems(self) -> Iterator[str]:
-        """Yield why its files do not form one log from ``log_begin`` to ``log_end``."""
-        manifest, size = self.manifest, self.manifest.file_bytes
-        log = sorted(manifest.log, key=lambda each: each.path)
-        wrong = [each.path for each in log if not re.fullmatch("[0-9]{20}", each.path)]
-        if wrong:
-            yield f"{', '.join(wrong)}: not names of CommitLog files"
-            return
-        begins = [int(each.path) for each in log]
-        if not 0 <= manifest.log_begin <= manifest.log_end:
-            yield f"the log cannot go from {manifest.log_begin:,} to {manifest.log_end:,}"
-        elif (begins[0] if log else manifest.log_end) != manifest.log_begin:
-            yield f"the log begins at {manifest.log_begin:,}, but its first file is {log[0].path if log else 'missing'}"
-        for before, behind in pairwise(begins):
-            if before + size != behind:
-                yield f"{file_name(before + size)} is missing after {file_name(before)}"
-        if begins and begins[-1] + size < manifest.log_end:
-            yield f"{file_name(begins[-1] + size)} is missing: the log continues up to {manifest.log_end:,}"
-        for number, each in enumerate(log):
-            wanted = min(manifest.log_end - begins[number], size)
-            if each.bytes != wanted:
-                yield f"{each.path}: {each.bytes:,} bytes of it were backed up, where the log has {wanted:,}"
 
-    # The files: do they match the manifest, and is the log readable?
+def _check_times(store: OfflineStore, path: Path, blob: bytes, last_ms: int) -> None:
+    times = CHECKPOINT.unpack(blob)
+    now_ms = int(time.time() * 1000)
+    for name in ("physic_msg_timestamp", "logics_msg_timestamp", "index_msg_timestamp"):
+        held: int = getattr(times, name)
+        if held < 0 or held > now_ms + FUTURE_MS_MAX:
+            text = f"{name} is {held:,}, which is not a time"
+        # After a crash, the messages of that time may be lost.
+        elif last_ms and store.clean and held > last_ms:
+            text = f"{name} is {held:,}, but the last message was stored at {last_ms:,}"
+        else:
+            continue
+        store.findings.add("checkpoint", path, text, position=CHECKPOINT.at[name])
 
-    def check_files(self) -> None:
-        """Read every byte, tables first because they say which records must have a checksum."""
-        for each in self.manifest.tables:
-            self._check_sum(self._tables / each.path, each)
-        self._checksummed = self._checksummed_ranges()
-        with ThreadPoolExecutor(max(1, min(usable_processors(), THREADS_MAX)), "verify") as pool:
-            work: list[Future[None]] = [pool.submit(self._check_log_file, each) for each in self.manifest.log]
-            try:
-                for future in work:
-                    future.result()
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
 
-    def _check_log_file(self, each: BackedUp) -> None:
-        path = self._log / each.path
-        held = self._check_sum(path, each)
-        if re.fullmatch("[0-9]{20}", each.path):
-            self._check_records(path, int(each.path), min(held, each.bytes))
+def _check_mark(store: OfflineStore, path: Path, blob: bytes, end: LogEnd) -> None:
+    """Check a mark with a wrong checksum: either RocketMQ wrote the file last, or it is damaged."""
+    mark = CHECKPOINT_MARK.unpack(blob, CHECKPOINT_MARK_AT)
+    if not any(blob):
+        if store.state.sizes:  # RocketMQ would have left the mark as it was
+            store.findings.add("checkpoint", path, "it is all zeros, and FlintMQ's mark is gone")
+        return
+    if not any(blob[CHECKPOINT_MARK_AT : CHECKPOINT_MARK_AT + CHECKPOINT_MARK.size]):
+        return
+    if mark.magic != CHECKPOINT_MARK_MAGIC or not 0 <= mark.flushed_offset < end.offset:
+        # If RocketMQ continued, the log is longer than FlintMQ left it.
+        store.findings.add(
+            "checkpoint",
+            path,
+            "FlintMQ's mark has a wrong checksum, and no other broker has written the log since",
+            position=CHECKPOINT_MARK_AT,
+        )
+    else:
+        store.findings.note("FlintMQ's mark in the checkpoint has a wrong checksum: RocketMQ used the store last")
 
-    def _check_sum(self, path: Path, each: BackedUp) -> int:
-        """Compare a file with its SHA-256; return how many of the backed-up bytes it has."""
-        if not path.is_file():
-            self.findings.add("backup-file", path, "it is missing")
-            return 0
-        held = path.stat().st_size
-        if held < each.bytes:
-            self.findings.add("backup-file", path, f"it has {held:,} bytes instead of {each.bytes:,}", position=held)
-        digest = hashlib.sha256()
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            # Nothing is written, so there is no target.
-            copy_summed(Files(), fd, -1, 0, min(held, each.bytes), digest, self._count, write=False)
-        finally:
-            os.close(fd)
-        if held >= each.bytes and digest.hexdigest() != each.sha256:
-            self.findings.add("backup-file", path, "its SHA-256 is not that of the file that was backed up")
-        elif held > each.bytes:
-            # An interrupted run appends to the last file; `restore` leaves that out.
-            self.findings.note(f"{path} has {held - each.bytes:,} bytes after the size that {MANIFEST} states")
-        return held
 
-    def _count(self, count: int) -> None:
-        with self._counting:
-            self.bytes_done += count
-            self._progress(self.bytes_done, self.manifest.bytes)
+def _last_store_ms(store: OfflineStore, end: LogEnd) -> int:
+    """Return the store time of the last message that a queue knows, or 0."""
+    last = (-1, 0)
+    for queue in store.queues:
+        unit = last_record_unit(queue, count_units(queue, end.offset))
+        if unit is not None:
+            last = max(last, unit[1:])
+    at, file = last[0], store.find(last[0])
+    last_ms = 0
+    # Records without a unit may follow.
+    while file is not None and at < end.offset and (record := RecordAt(file, at)).is_sound:
+        last_ms = record.store_ms
+        at += record.size
+    return last_ms
 
-    def _checksummed_ranges(self) -> ChecksummedRanges:
-        state = StoreState(ReadOnlyFiles(), self._tables / OWN_FOLDER / "state.json")
-        try:
-            state.load()
-        except (CorruptFile, *SHAPE_ERRORS) as error:
-            if self._tables.is_dir():
-                self.findings.note(f"{error}: it is unknown which records must have a checksum over the whole record")
-        return state.checksummed
 
-    def _check_records(self, path: Path, base: int, size: int) -> None:
-        """Check each record of a log file below ``size``."""
-        if not size:
-            return
-        files = ReadOnlyFiles()
-        fd = files.open(path)
-        try:
-            array = np.frombuffer(files.map(fd, size), np.uint8)
-        finally:
-            # The map has a descriptor of its own.
-            files.close(fd)
-        parts, state = np.zeros(kernel.PARTS, np.int64), np.zeros(kernel.STATE, np.int64)
-        at = 0
-        while at < size:
-            state[kernel.S_CHECKSUMMED], border = self._checksummed.at(base + at)
-            stop = min(at + SCAN_STEP_BYTES, size, border - base)
-            status, at = kernel.scan(array, at, stop, base, parts, state)
-            if status == kernel.DONE:
-                continue
-            if status == kernel.BLANK and ends_file(array, at):
-                break
-            found = int(search.next_record(array, at + 1, size, base, parts))
-            name = "a blank record that does not end its file" if status == kernel.BLANK else kernel.BAD_NAMES[status]
-            self.findings.add(
-                "backup-record",
+def check_offsets(store: OfflineStore, ends: dict[tuple[str, int], int]) -> None:
+    """Compare groups' offsets, and FlintMQ's notes of queue ends, with ``ends``: the offset after each last unit."""
+    snapshot = store.state.snapshot
+    mark = store.checkpoint.mark
+    if mark is not None and mark.dispatched_offset >= snapshot.physical_offset:
+        for topic, queue_id, next_offset in store.state.recorded_ends(store.log_start, mark.dispatched_offset):
+            held = ends.get((topic, queue_id), 0)
+            if held < next_offset:
+                store.findings.add(
+                    "queue-end",
+                    store.queues.folder / topic / str(queue_id),
+                    f"{topic}, queue {queue_id} ends at {held:,}, not at {next_offset:,}",
+                )
+        held_files = {file.path.name for file in store.index_files}
+        for name in snapshot.index_files:
+            if name not in held_files and not (store.path / "index" / name).exists():
+                store.findings.add("index-missing", store.path / "index" / name, "the file is missing")
+    # After a crash, a start sets them back by itself.
+    if store.clean:
+        _check_consumer_offsets(store, ends)
+
+
+def _check_consumer_offsets(store: OfflineStore, ends: dict[tuple[str, int], int]) -> None:
+    path = store.path / "config" / "consumerOffset.json"
+    for group, topic, queue_id, offset in store.consumer_offsets.all_committed(own=True):
+        if store.topics.get(topic) is None:
+            continue
+        held = max(ends.get((topic, queue_id), 0), store.state.next_offset(topic, queue_id))
+        if offset > held:
+            store.findings.add(
+                "consumer-offset",
                 path,
-                f"{name}; {found - at:,} bytes up to the next readable record",
-                position=at,
-                physical_offset=base + at,
+                f"group {group} is at {offset:,} in {topic}, queue {queue_id}, which ends at {held:,}",
             )
-            at = found
-        with self._counting:
-            self.records += int(state[kernel.S_RECORDS])
-
-
-__all__ = ["BackupError", "VerifiedBackup", "verify_backup"]
 
 
 # ---- Findings for people and for programs.
@@ -342,7 +263,7 @@ __all__ = ["BackupError", "VerifiedBackup", "verify_backup"]
 
 def as_json(verified: Verified, path: Path) -> Iterator[str]:
     """Yield JSON lines: each kept finding, then the summary."""
-    yield from _findings_json(verified.findings)
+    yield from findings_json(verified.findings)
     yield to_json(
         {
             "kind": "summary",
@@ -364,31 +285,7 @@ def as_json(verified: Verified, path: Path) -> Iterator[str]:
     )
 
 
-def backup_as_json(verified: VerifiedBackup, folder: Path) -> Iterator[str]:
-    """Yield JSON lines for a backup."""
-    manifest = verified.manifest
-    yield from _findings_json(verified.findings)
-    yield to_json(
-        {
-            "kind": "summary",
-            "backup": str(folder),
-            "source": manifest.source,
-            "made_at": manifest.made_at,
-            "version": manifest.version,
-            "beside_a_broker": manifest.running,
-            "log_start": manifest.log_begin,
-            "log_end": manifest.log_end,
-            "records": verified.records,
-            "tables": len(manifest.tables),
-            "bytes": verified.bytes,
-            "seconds": round(verified.seconds, 3),
-            "findings": verified.findings.counts,
-            "notes": verified.findings.notes,
-        }
-    )
-
-
-def _findings_json(findings: Findings) -> Iterator[str]:
+def findings_json(findings: Findings) -> Iterator[str]:
     for finding in findings:
         yield to_json(
             {
@@ -401,26 +298,6 @@ def _findings_json(findings: Findings) -> Iterator[str]:
                 "remedy": KINDS[finding.kind].remedy,
             }
         )
-
-
-def backup_as_text(verified: VerifiedBackup, folder: Path, shown: int) -> Iterator[str]:
-    """Yield the text report of a backup."""
-    manifest = verified.manifest
-    beside = "beside a running broker" if manifest.running else "of a stopped store"
-    files = f"{len(manifest.log):,} file{'s' * (len(manifest.log) != 1)}"
-    made = f"made {escape(manifest.made_at)} by FlintMQ {escape(manifest.version)}"
-    yield f"backup   {escape(str(folder))}, {made} {beside}"
-    yield f"source   {escape(manifest.source)}"
-    yield (
-        f"log      {verified.records:,} records in {files}, physical offsets {manifest.log_begin:,} to "
-        f"{manifest.log_end:,}"
-    )
-    yield f"tables   {len(manifest.tables):,}"
-    rate = verified.bytes / max(verified.seconds, 1e-3)
-    yield f"checked  {show_bytes(verified.bytes)} in {verified.seconds:.2f} s, {show_bytes(rate)}/s"
-    yield from _conclusion(
-        verified.findings, folder, shown, "every file is as it was backed up, and every record of the log can be read"
-    )
 
 
 def as_text(verified: Verified, path: Path, shown: int) -> Iterator[str]:
@@ -440,10 +317,10 @@ def as_text(verified: Verified, path: Path, shown: int) -> Iterator[str]:
         f"checked  {show_bytes(verified.log_bytes)} of the log and all that belongs to it in {verified.seconds:.2f} s, "
         f"{show_bytes(rate)}/s"
     )
-    yield from _conclusion(verified.findings, path, shown, "nothing is wrong")
+    yield from conclusion(verified.findings, path, shown, "nothing is wrong")
 
 
-def _conclusion(findings: Findings, path: Path, shown: int, sound: str) -> Iterator[str]:
+def conclusion(findings: Findings, path: Path, shown: int, sound: str) -> Iterator[str]:
     """Yield the notes and the findings, and in the last line their number, or ``sound`` if there are none."""
     for note in findings.notes:
         yield f"note     {escape(note)}"

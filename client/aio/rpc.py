@@ -35,12 +35,12 @@ class Dialer:
         self._given = addresses
         self.addresses = AddressBook(addresses)
         self._access = access
-        self._life = life
+        self.life = life
 
     def of_any_member(self) -> Dialer:
         """Return a dialer to the same addresses that accepts followers."""
         access = replace(self._access, read_from=READ_FROM_ANY)
-        return Dialer(self._given, access, self.log, self._life)
+        return Dialer(self._given, access, self.log, self.life)
 
     def mark_failed(self, address: Address, error: FlintError) -> None:
         """Mark an address whose connection failed, so that another address is tried first."""
@@ -56,7 +56,7 @@ class Dialer:
         while (attempt := self.addresses.next_attempt(failures, deadline - time.monotonic())) is not None:
             address, seconds = attempt
             try:
-                connection = await Connection.open(address, seconds, self._access, self._life)
+                connection = await Connection.open(address, seconds, self._access, self.life)
             except (ConnectionFailed, BrokerError) as error:
                 failures[address] = detached(error)
                 self.addresses.mark_failed(address, error, failures)

@@ -65,7 +65,6 @@ class ClientPool:
 
     @property
     def producer(self) -> Producer:
-        """Producer of this process."""
         with self._own():
             if self._producer is None:
                 self._producer = Producer(self._addresses, **self._access)
@@ -73,7 +72,6 @@ class ClientPool:
 
     @property
     def admin(self) -> Admin:
-        """Admin of this process."""
         with self._own():
             if self._admin is None:
                 self._admin = Admin(self._addresses, timeout=self._connect_seconds, **self._access)

@@ -166,7 +166,6 @@ class Arrivals:
             return len(self._waiting)
 
     def close(self) -> None:
-        """Close the file descriptor."""
         with self._changed:
             bell, self._bell, self._rung = self._bell, None, False
         for end in bell or ():

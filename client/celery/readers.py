@@ -76,7 +76,6 @@ class ExchangeReader:
         threading.Thread(target=self._run, name=f"flintmq-{binding.topic}", daemon=True).start()
 
     def close(self) -> None:
-        """Stop."""
         if os.getpid() != self._pid:
             return
         with self._changed:

@@ -96,7 +96,6 @@ class Transport(virtual.Transport):
         return options
 
     def driver_version(self) -> str:
-        """Return FlintMQ's version."""
         return str(flintmq.__version__)
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
@@ -113,7 +112,6 @@ class Transport(virtual.Transport):
         return self
 
     def close_connection(self, connection: Transport) -> None:
-        """Close the channels and the clients."""
         super().close_connection(connection)
         self.unregister_from_event_loop(connection, self._loop)
         self.arrivals.close()

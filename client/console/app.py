@@ -196,8 +196,6 @@ async def _attempt(console: ConsoleServices, user: str, password: str, address: 
 
 
 def logout(console: ConsoleServices) -> Endpoint:
-    """Return the endpoint that ends a session."""
-
     async def serve(request: Request) -> Response:
         session = console.session_of(request)
         if session is not None:

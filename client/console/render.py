@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
 from ...protocol.display import escape, iso, show_bytes
+from ...protocol.rows import Display, ValueKind, displays_of
 from ...protocol.times import from_millis
 from ..operator.display import plural, show_count, show_rate, show_seconds, shown_name
 from .sampler import HISTORY_SECONDS
@@ -42,11 +44,41 @@ def environment() -> Environment:
         millis=lambda ms: moment(None if ms is None or ms < 0 else from_millis(ms)),
         part=lambda text: quote(str(text), safe=""),
         parts=line_parts,
-        visible=lambda text: escape(str(text)),
-        named=lambda name: escape(shown_name(name)),
+        visible=_visible,
+        named=_named,
+        sparkline=sparkline_points,
     )
     made.globals.update(plural=plural, query=query)
     return made
+
+
+# ---- Tables of rows: headings and kinds of values are those that the rows declare, as on the command line.
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """One column of a table. ``show``: function that returns the text of a value; ``css``: class of its cells."""
+
+    name: str
+    heading: str
+    show: Callable[[Any], Markup | str]
+    css: str = ""
+
+
+def columns_of(cls: type[Any], names: str, **others: str | Display) -> tuple[TableColumn, ...]:
+    """Return columns of a row class. ``names``: of its columns and properties, separated by spaces; ``others``:
+    headings that differ from what the row declares, and how cells are shown that the row does not declare."""
+    declared = [name for name in names.split() if not isinstance(others.get(name), Display)]
+    displays = displays_of(cls, declared)
+    found = []
+    for name in names.split():
+        other = others.get(name)
+        display = other if isinstance(other, Display) else displays[name]
+        show, css = _SHOWN[display.kind]
+        heading = other if isinstance(other, str) else display.heading[0].upper() + display.heading[1:]
+        is_long = display.fold and display.kind is ValueKind.TEXT
+        found.append(TableColumn(name, heading, show, "preview" if is_long else css))
+    return tuple(found)
 
 
 def moment(value: datetime | None) -> Markup | str:
@@ -56,6 +88,28 @@ def moment(value: datetime | None) -> Markup | str:
     stamp = iso(value)
     # The stamp has digits and punctuation only, so it needs no escaping, which would take most of the time of a list.
     return Markup(f'<time datetime="{stamp}">{stamp[:-1].replace("T", " ")} UTC</time>')  # noqa: S704
+
+
+def _visible(value: object) -> str:
+    return escape(str(value))
+
+
+def _named(name: str) -> str:
+    return escape(shown_name(name))
+
+
+_SHOWN: dict[ValueKind, tuple[Callable[[Any], Markup | str], str]] = {
+    ValueKind.TEXT: (_visible, ""),
+    ValueKind.NAME: (_named, ""),
+    ValueKind.COUNT: (show_count, "number"),
+    ValueKind.NUMBER: (str, "number"),
+    ValueKind.BYTES: (show_bytes, "number"),
+    ValueKind.SECONDS: (show_seconds, "number"),
+    ValueKind.MOMENT: (moment, ""),
+    ValueKind.SECOND: (moment, ""),
+    ValueKind.FLAG: (lambda flag: "yes" if flag else "no", ""),
+}
+"""How a page shows each kind of value, and the class of its cells."""
 
 
 def line_parts(text: str) -> list[str]:

@@ -209,7 +209,6 @@ class Sampler:
             self._task = asyncio.create_task(self._run())
 
     def stop(self) -> None:
-        """End the sampling."""
         if self._task is not None:
             self._task.cancel()
 

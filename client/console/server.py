@@ -63,7 +63,6 @@ class ConnectionLimit:
         self._open[connection] = None
 
     def remove(self, connection: Closable) -> None:
-        """Forget a connection that is closed."""
         self._open.pop(connection, None)
 
 
@@ -265,7 +264,6 @@ class _Server(uvicorn.Server):
         self._console = console
 
     def stop(self) -> None:
-        """Stop serving soon."""
         self._console.ending.set()
         self.should_exit = True
 

@@ -42,7 +42,6 @@ class BrokerClients:
 
     @property
     def admin(self) -> Admin:
-        """The admin client."""
         if self._admin is None:
             self._admin = Admin(self._addresses, timeout=BROKER_SECONDS, **self._access)
         return self._admin
@@ -67,7 +66,6 @@ class BrokerClients:
         return self._addresses, self._access
 
     async def close(self) -> None:
-        """Disconnect all of them."""
         for client in (self._admin, self._consumer, self._producer):
             if client is not None:
                 await client.close()
@@ -195,7 +193,6 @@ class Sessions:
                 self.end(session)
 
     async def close(self) -> None:
-        """End all sessions."""
         for session in [*self._by_id.values(), *self._anonymous.values()]:
             self.end(session)
         with contextlib.suppress(asyncio.CancelledError):

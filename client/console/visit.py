@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -11,8 +11,10 @@ from starlette.responses import RedirectResponse, Response
 
 from ...protocol.auth.permissions import ADMIN, BROKER, Permissions
 from ...protocol.errors import FlintError
+from ..core.consume.pages import MessageSummary
 from ..errors import InvalidArgument
 from ..operator.display import shown_name
+from .bodies import preview
 from .failures import Refused, ShownError
 from .policy import origin_refusal
 from .services import FORM_BYTES_MAX
@@ -57,10 +59,22 @@ class Visit:
         """Return a whole number of the URL. Raises ``InvalidArgument`` outside of ``low`` to ``high``."""
         return whole_number(name, self.text(name), default, low, high)
 
+    def part_of(self, rows: Sequence[Any], rows_max: int) -> dict[str, Any]:
+        """Return the part of a list that a page shows, by the parameter ``first``, as the pager of its template takes
+        it."""
+        first = self.number("first", 0, 0, max(0, len(rows) - 1))
+        return {"rows": rows[first : first + rows_max], "first": first, "total": len(rows), "rows_max": rows_max}
+
     async def form(self, bytes_max: int = FORM_BYTES_MAX) -> dict[str, str]:
         """Return the fields of the submitted form. Raises ``Refused`` if it is too large or not a form."""
         self.fields = await self.console.forms.read(self.request, bytes_max)
         return dict(self.fields)
+
+    def preview(self, message: MessageSummary) -> str:
+        """Return the beginning of a body for a list; empty if the console shows none."""
+        if self.console.options.no_bodies:
+            return ""
+        return preview(message.body, message.sys_flag, message.has_whole_body)
 
     # ---- a form that is shown again, because it failed
 

@@ -189,7 +189,6 @@ class Lag:
         return None if self.oldest_ms is None else max(0.0, time.time() - self.oldest_ms / 1000)
 
     def __add__(self, other: Lag) -> Lag:
-        """Return the sum of both lags."""
         times = [each.oldest_ms for each in (self, other) if each.oldest_ms is not None]
         return Lag(
             self.messages + other.messages,
@@ -200,7 +199,6 @@ class Lag:
 
 
 def lag_in(row: ConsumeStats | GroupQueue) -> Lag:
-    """Return the lag in one queue."""
     oldest = row.next_stored_ms if row.next_stored_ms >= 0 else None
     return Lag(row.lag, oldest_ms=oldest) if row.known else Lag(unknown_queues=1)
 

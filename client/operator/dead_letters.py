@@ -159,7 +159,6 @@ def check_group(admin: Admin, group: str) -> None:
 
 
 def groups_with_dead_letters(admin: Admin) -> list[str]:
-    """Return the groups that have a dead-letter topic."""
     prefix = DEAD_LETTER_TOPIC_PREFIX
     return sorted(topic.removeprefix(prefix) for topic in admin.topics() if topic.startswith(prefix))
 

@@ -53,7 +53,6 @@ def grant_of(right: str, name: str, prefix: bool, where: str) -> Grant:
 
 
 def generate_password() -> str:
-    """Return a random password."""
     return base64.urlsafe_b64encode(secrets.token_bytes(GENERATED_BYTES)).decode()
 
 

@@ -15,7 +15,7 @@ from ..endpoint import client_name
 from . import brokers
 from .errors import InvalidOption, hide_traceback
 from .gc_freeze import freeze_gc
-from .sink_delivery import SinkDelivery, Written, check_broker, delivery_of
+from .sink_delivery import SinkDelivery, Written, delivery_of
 from .sink_options import WriteOptions, check_columns, write_options
 
 
@@ -90,7 +90,6 @@ _asked: set[tuple[object, ...]] = set()
 def check_target(options: WriteOptions) -> None:
     """Raise if the broker is unreachable, or lacks the topic and does not create topics by itself."""
     topics = brokers.greet(options.broker, options.timeout)
-    check_broker(options)
     if options.topic is None or options.topic in topics:
         return
     queues = brokers.call(options.broker, topic_operations.created_queues(client_name()), options.timeout)

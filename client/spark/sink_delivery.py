@@ -18,13 +18,13 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ...protocol.errors import ConnectionFailed, FlintError, RequestTimeout, UnknownCommand
+from ...protocol.errors import ConnectionFailed, FlintError, RequestTimeout
 from ..arrow.rows import Place, Send, checked_rows, sends
 from ..core.produce.producer_core import abort_prepared, commit_prepared
 from ..core.produce.receipts import DeliveryFailed
 from ..sync.producer import Producer
 from . import brokers
-from .errors import InvalidOption, SparkUnavailable, WriteFailed
+from .errors import SparkUnavailable, WriteFailed
 from .sink_options import AT_LEAST_ONCE, EXACTLY_ONCE, WriteOptions
 
 # ---- Sends the rows of a task, with producers that a worker process keeps.
@@ -272,20 +272,6 @@ def delivery_of(options: WriteOptions, *, streaming: bool) -> SinkDelivery:
     if options.delivery == EXACTLY_ONCE:
         return ExactlyOnce(options, None if streaming else f"batch-{uuid.uuid4()}")
     return AtLeastOnce(options)
-
-
-def check_broker(options: WriteOptions) -> None:
-    """Raise if the broker cannot do what the options choose. An older broker would store prepared messages as ordinary
-    ones, so it must be asked first."""
-    if options.delivery != EXACTLY_ONCE:
-        return
-    try:
-        brokers.call(options.broker, abort_prepared(f"nobody's {uuid.uuid4()}"), options.timeout)
-    except UnknownCommand:
-        raise InvalidOption(
-            f"option 'delivery': the broker at {options.broker.address} is older than this client and has no "
-            f"transactions of many messages: update it, or leave the option out for {AT_LEAST_ONCE!r}"
-        ) from None
 
 
 def _attempts(series: str, number: int) -> str:

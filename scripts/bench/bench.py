@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from .broker import Broker, temporary_store
-from .load import QUEUES, TOPIC
+from .load import BODY_BYTES, QUEUES, TOPIC, FramePacker, fill
 from .machine import touch_memory
+from .measure import Sample, Samples
 from .raw import RawClient
 
 _QUICK_SHARE = 1 / 500
 _QUICK_COUNT_MIN = 200
 _QUICK_SIZE_SHARE = 100
+
+FLUSHES = ("async", "sync")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +67,23 @@ class Bench:
                 client.create_topic(TOPIC, QUEUES)
             touch_memory(self.touched_gib, self.folder)
             yield broker
+
+    @contextmanager
+    def filled(self, count: int, body_bytes: int = BODY_BYTES) -> Iterator[tuple[Broker, FramePacker]]:
+        """Yield a broker with ``count`` dispatched messages in the topic, and the packer that knows their keys."""
+        with self.broker() as broker:
+            packer = fill(broker.address, count, body_bytes)
+            broker.wait_until_caught_up()
+            yield broker, packer
+
+    def by_flush(self, measure: Callable[[Broker, str], Sample]) -> Samples:
+        """Yield one sample per run: the figures of ``measure`` with a new broker of each flush policy.
+
+        Their keys begin with the policy; the figure without a name has the policy itself as its key.
+        """
+        for _ in range(self.runs):
+            sample: Sample = {}
+            for flush in FLUSHES:
+                with self.broker(flush) as broker:
+                    sample |= {f"{flush}_{key}".rstrip("_"): figure for key, figure in measure(broker, flush).items()}
+            yield sample

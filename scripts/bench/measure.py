@@ -124,3 +124,9 @@ def percentile(values: Sequence[float], share: float) -> float:
     if not values:
         raise BenchFailed("nothing was measured")
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def p50_and_p99(taken: Sequence[float], unit: str) -> Sample:
+    """Return both percentiles of seconds in a unit: ``ms`` or ``µs``."""
+    times = {"ms": 1e3, "µs": 1e6}[unit]
+    return {"p50": percentile(taken, 0.50) * times, "p99": percentile(taken, 0.99) * times}

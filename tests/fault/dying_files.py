@@ -42,17 +42,14 @@ class DyingFiles(UnsyncedFiles):
         return super().open(path, create=create)
 
     def resize(self, fd: int, size: int) -> None:
-        """Resize; a change."""
         self._change_or_die()
         super().resize(fd, size)
 
     def allocate(self, fd: int, at: int, size: int) -> None:
-        """Allocate; a change."""
         self._change_or_die()
         super().allocate(fd, at, size)
 
     def write(self, fd: int, data: bytes | memoryview, at: int) -> None:
-        """Write; a change."""
         if not self._change():
             if self._half and self.lives == -1:
                 super().write(fd, memoryview(data)[: len(data) // 2], at)
@@ -73,7 +70,6 @@ class DyingFiles(UnsyncedFiles):
         super().rename(source, target)
 
     def unlink(self, path: Path) -> None:
-        """Unlink; a change."""
         self._change_or_die()
         super().unlink(path)
 

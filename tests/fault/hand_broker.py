@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from flintmq.broker.background.flush import GroupCommitService
-from flintmq.broker.background.reput import ReputMessageService, Touched
-from flintmq.broker.background.services import AllocateMappedFileService, CheckpointService
+from flintmq.broker.background.services import (
+    AllocateMappedFileService,
+    CheckpointService,
+    ReputMessageService,
+    Touched,
+)
 from flintmq.broker.store import StoreFailed
 from flintmq.protocol.errors import BrokerError, ServiceNotAvailable
 from tests.store_tools import Message, make_batch, matches, pull_all

@@ -98,11 +98,9 @@ class Nothing:
     """Only synced data survives."""
 
     def changes(self, pending: int) -> int:
-        """Return 0."""
         return 0
 
     def content(self, path: Path, durable: bytes, now: bytes) -> bytes:
-        """Return the synced content."""
         return durable
 
 
@@ -110,11 +108,9 @@ class Everything:
     """All data survives."""
 
     def changes(self, pending: int) -> int:
-        """Return all of them."""
         return pending
 
     def content(self, path: Path, durable: bytes, now: bytes) -> bytes:
-        """Return the written content."""
         return now
 
 
@@ -151,7 +147,6 @@ class TornLog:
         self._rest = rest
 
     def changes(self, pending: int) -> int:
-        """Return as many as ``rest``."""
         return self._rest.changes(pending)
 
     def content(self, path: Path, durable: bytes, now: bytes) -> bytes:
@@ -338,7 +333,6 @@ class PowerCutFiles(Files):
 
 
 def write_tree(target: Path, tree: Tree) -> None:
-    """Write the tree to ``target``."""
     target.mkdir()
     for path, content in tree.items():
         if content is None:

@@ -132,7 +132,6 @@ class Life:
             self.committed[topic, queue] = shown.max_offset
 
     def delete(self, topic: str) -> None:
-        """Delete an existing topic."""
         self.in_doubt.add(topic)
         self.topics.discard(topic)
         self.store.topics.remove(topic)

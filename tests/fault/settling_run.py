@@ -107,7 +107,6 @@ class Run:
         return member.end(number)
 
     def bodies(self, kind: str) -> set[str]:
-        """Return the bodies of all events of one kind."""
         members = (*self.live, *self.dead)
         return {event.body for member in members for event in list(member.events) if event.kind == kind}
 

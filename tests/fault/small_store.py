@@ -30,7 +30,6 @@ class SmallMessages:
         self._number = 0
 
     def take(self, count: int, queue: int) -> list[Message]:
-        """Return the next messages, for a queue."""
         made = []
         for number in range(self._number, self._number + count):
             body = (b"%d " % number).ljust(SIZES[number % len(SIZES)], bytes([33 + number % 90]))

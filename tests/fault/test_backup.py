@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.store import CorruptLog, MessageStore
-from flintmq.broker.tools.backup import BackupError, Made, Manifest, backup
-from flintmq.broker.tools.restore import restore
+from flintmq.broker.tools.backup import BackupError, Made, Manifest, backup, restore
 from flintmq.protocol.checked_json import CHECKSUM_KEY
 from flintmq.protocol.storage.layout import CHECKPOINT
 from flintmq.protocol.store_files import MANIFEST, PROGRESS

@@ -8,13 +8,20 @@ import shutil
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from flintmq.broker.kernels import dispatch as kernel
 from flintmq.protocol.commands.common import QUEUES_MAX
-from flintmq.protocol.storage.layout import PRE_BLANK_SIZE, UNIT
+from flintmq.protocol.storage.javahash import index_key_hash
+from flintmq.protocol.storage.layout import CHECKPOINT, CHECKPOINT_FILE_BYTES, PRE_BLANK_SIZE, UNIT, UNIT_BYTES
 from flintmq.protocol.storage.record import Record
 from tests.fault.damaged_logs import FIRST
 from tests.fault.derived_files import (
+    ENTRIES_AT,
+    INDEX_DAMAGES,
+    QUEUE,
+    QUEUE_DAMAGES,
     End,
     Filled,
     a_queue_gone,
@@ -22,12 +29,15 @@ from tests.fault.derived_files import (
     assert_rebuilt,
     both_ends,
     close,
+    index_file,
     no_damage,
+    queue_file,
     sync_and_kill,
 )
 from tests.store_tools import (
     SMALL,
     Message,
+    append,
     assert_contained,
     assert_holds,
     copy_store,
@@ -44,6 +54,10 @@ from tests.store_tools import (
     reopen,
     tree,
 )
+from tests.tools_runs import findings_however_split
+
+DAMAGES = QUEUE_DAMAGES | INDEX_DAMAGES
+SOURCE = random.Random(5)
 
 
 def everything_but_the_log(path: Path) -> None:
@@ -76,6 +90,154 @@ def test_any_mixture_of_damage_is_repaired(filled: Filled, tmp_path: Path, seed:
             (path / "checkpoint").unlink()
 
     assert_rebuilt(filled(source.choice([close, sync_and_kill])), tmp_path, damage, reported=False)
+
+
+@both_ends
+@pytest.mark.parametrize("name", [*QUEUE_DAMAGES, *INDEX_DAMAGES])
+def test_damaged_files_are_rebuilt(filled: Filled, tmp_path: Path, end: End, name: str) -> None:
+    # Killed before anything was synced, recovery fills all queues again: there is no damage to report.
+    assert_rebuilt(filled(end), tmp_path, DAMAGES[name].apply, reported=end is not kill)
+
+
+@pytest.mark.parametrize("name", [*QUEUE_DAMAGES, *INDEX_DAMAGES])
+def test_verify_finds_the_damage_and_its_place(filled: Filled, tmp_path: Path, name: str) -> None:
+    source, _ = filled(close)
+    damage, folder = DAMAGES[name], "index" if name in INDEX_DAMAGES else QUEUE
+    path = copy_store(source, tmp_path / "store")
+    file = path / folder / sorted(each.name for each in (path / folder).iterdir())[damage.file]
+    damage.apply(path)
+    found = findings_however_split(path)
+    assert {each.kind for each in found} == set(damage.kinds.split())
+    if damage.at >= 0:
+        assert (damage.kinds.split()[0], file, damage.at) in {(each.kind, each.path, each.position) for each in found}
+
+
+@pytest.mark.parametrize("byte", range(20))
+def test_a_flipped_bit_anywhere_in_a_unit_is_noticed(filled: Filled, tmp_path: Path, byte: int) -> None:
+    def flip(path: Path) -> None:
+        at = SOURCE.randrange(50) * 20 + byte
+        held = queue_file(path, 0).read_bytes()[at]
+        overwrite(queue_file(path, 0), at, bytes([held ^ 1 << SOURCE.randrange(8)]))
+
+    assert_rebuilt(filled(close), tmp_path, flip)
+
+
+def test_units_lost_below_the_checked_part_are_refilled_once_a_later_record_shows_it(tmp_path: Path) -> None:
+    settings = dataclasses.replace(SMALL, verify_at_start_bytes=0)
+    store = open_store(tmp_path / "store", settings)
+    sent = put(store, "orders", 1, plain(30))
+    store.sync_derived()
+    sent += append(store, "orders", 1, plain(3, first=30))
+    store.flush()
+    kill(store)
+    overwrite(queue_file(store.path, 0), 20 * UNIT_BYTES, bytes(10 * UNIT_BYTES))
+    for name in ("state.json", "state.json.bak"):  # they say where the queue ended
+        (store.path / "flintmq" / name).unlink(missing_ok=True)
+    store, report = reopen(store.path, settings)
+    assert report.rebuilt == ["consumequeue orders/1: it ends at 20"]
+    assert_holds(store, sent)
+    store.close()
+
+
+def test_units_that_rocketmq_had_not_flushed_are_added_however_new_other_queues_are(tmp_path: Path) -> None:
+    """It flushes the log more often than the queues, so its checkpoint names an older time for these."""
+    settings = dataclasses.replace(SMALL, verify_at_start_bytes=0)
+    store = open_store(tmp_path / "store", settings)
+    sent = put(store, "orders", 1, plain(30))
+    while store.write_offset < SMALL.commitlog_file_bytes:
+        put(store, "bills", 0, plain(10, size=50_000))
+    kill(store)
+    shutil.rmtree(store.path / "flintmq")
+    overwrite(queue_file(store.path, 0), 20 * UNIT_BYTES, bytes(10 * UNIT_BYTES))
+    # A start checks the newest file of the log only: the others are known to be flushed.
+    times = CHECKPOINT.pack(sent[-1].store_ms + 3_600_000, sent[0].store_ms, sent[0].store_ms, 0, 0)
+    (store.path / "checkpoint").write_bytes(times.ljust(CHECKPOINT_FILE_BYTES, b"\0"))
+    store, report = reopen(store.path, settings)
+    assert not report.clean
+    assert report.messages_checked < 30
+    assert_holds(store, sent)
+    store.close()
+
+
+@pytest.mark.parametrize(("damage", "kept"), [("newest file gone", 2), ("middle file gone", 1)])
+def test_the_index_files_before_a_missing_one_stay(filled: Filled, tmp_path: Path, damage: str, kept: int) -> None:
+    source, sent = filled(close)
+    path = copy_store(source, tmp_path / "store")
+    names = [each.name for each in sorted((path / "index").iterdir())]
+    assert len(names) == 3
+    INDEX_DAMAGES[damage].apply(path)
+    store, report = reopen(path)
+    assert [file.path.name for file in store.index.files][:kept] == names[:kept]
+    assert 0 < report.messages_recovered < len(sent)
+    store.close()
+    assert index_files(path) == index_files(source)
+
+
+@pytest.mark.parametrize("byte", range(20))
+def test_a_flipped_bit_anywhere_in_an_entry_is_noticed(filled: Filled, tmp_path: Path, byte: int) -> None:
+    def flip(path: Path) -> None:
+        # No one knows the first entry's second: RocketMQ counts it from the file before.
+        at = ENTRIES_AT + 20 * SOURCE.randrange(2, 190) + byte
+        held = index_file(path, 1).read_bytes()[at]
+        overwrite(index_file(path, 1), at, bytes([held ^ 1 << SOURCE.randrange(8)]))
+
+    assert_rebuilt(filled(close), tmp_path, flip)
+
+
+def test_an_index_file_set_back_by_a_power_cut_is_noticed_even_if_its_part_of_the_log_is_not_checked(
+    tmp_path: Path,
+) -> None:
+    """Of the two newest files the newer one reached the disk, and the older one is as of the last checkpoint."""
+    settings = dataclasses.replace(SMALL, verify_at_start_bytes=0)
+    store = open_store(tmp_path / "store", settings)
+    sent = put(store, "orders", 0, plain(150))
+    store.sync_derived()
+    (checkpointed,) = index_files(store.path)
+    sent += put(store, "orders", 0, plain(100, first=150))
+    older, _ = sorted((store.path / "index").iterdir())
+    kill(store)
+    older.write_bytes(checkpointed)
+    store = open_store(tmp_path / "store", settings)
+    assert_holds(store, sent)
+    store.close()
+
+
+def test_keys_missing_after_a_stop_between_two_index_files_are_added(tmp_path: Path) -> None:
+    """The last record's first key is in a full file, the others belong in the next."""
+    store = open_store(tmp_path / "store")
+    sent = put(store, "orders", 0, plain(SMALL.index_entries - 2))
+    last = append(store, "orders", 0, [Message(b"last", keys=("one", "two", "three"))])[0]
+    store.flush()
+    keys = [[index_key_hash("orders", key), last.physical_offset, last.store_ms] for key in last.message.keys]
+    array = np.array(keys, np.int64).reshape(-1)
+    assert len(array) == 3 * kernel.KEY_ROW
+    assert next(store.index.put(array, 3)) == 1
+    assert store.index.files[-1].full
+    kill(store)
+    store = open_store(tmp_path / "store")
+    assert_holds(store, [*sent, last])
+    assert len(store.index.files) == 2
+    whole = index_files(store.path)
+    kill(store)
+    shutil.rmtree(store.path / "index")
+    store = open_store(tmp_path / "store")
+    assert index_files(store.path) == whole
+    store.close()
+
+
+def test_an_index_lost_by_rocketmq_in_a_crash_is_completed(tmp_path: Path) -> None:
+    """After kill -9 RocketMQ deletes index files and indexes only new messages: it no longer finds older ones."""
+    store = open_store(tmp_path / "store")
+    sent = put(store, "orders", 0, plain(500))
+    store.close()
+    for number in (0, 0):
+        index_file(store.path, number).unlink()
+    shutil.rmtree(store.path / "flintmq")
+    (store.path / "checkpoint").unlink()
+    store, report = reopen(store.path)
+    assert "does not reach back" in report.rebuilt[0]
+    assert_holds(store, sent)
+    store.close()
 
 
 # Facts that only the log knows, and facts that it does not know.

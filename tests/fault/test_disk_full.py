@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.background.reput import ReputMessageService
+from flintmq.broker.background.services import ReputMessageService
 from flintmq.broker.store import MessageStore, StoreFailed, TopicConfig
 from flintmq.protocol.errors import ServiceNotAvailable
 from tests.store_tools import (
@@ -65,7 +65,6 @@ class FullFiles(UnsyncedFiles):
         self._allocated[fd] = at + size
 
     def close(self, fd: int) -> None:
-        """Close the file."""
         self._allocated.pop(fd, None)
         super().close(fd)
 
@@ -254,7 +253,6 @@ class FailingWrites(UnsyncedFiles):
         self.stays = False
 
     def write(self, fd: int, data: bytes | memoryview, at: int) -> None:
-        """Write, or fail."""
         if Path(f"/proc/self/fd/{fd}").readlink().parent.name == "commitlog":
             self.nth -= 1
             if self.nth == 0 or (self.nth < 0 and self.stays):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.background.flush import FlushService, flush_service
-from flintmq.broker.background.reput import ReputMessageService
+from flintmq.broker.background.services import ReputMessageService
 from flintmq.broker.store import StoreFailed, StoreSettings
 from flintmq.protocol.errors import BrokerError, ServiceNotAvailable
 from tests.store_tools import MIB, UnsyncedFiles, append, make_topic, open_store, plain, reopen

@@ -82,7 +82,6 @@ class Store:
 
 @pytest.fixture
 def store(prepared: PreparedParent, may_trace: None, tmp_path: Path) -> Iterator[Store]:
-    """Return an empty store."""
     yield Store(prepared, tmp_path / "store", free_port(random.SystemRandom()), {})
     prepared.kill_all()
 
@@ -90,7 +89,6 @@ def store(prepared: PreparedParent, may_trace: None, tmp_path: Path) -> Iterator
 def inject(
     store: Store, process: int, call: str, error: str, *, when: str = "1+", path: str = "", beside_main: bool = False
 ) -> Any:
-    """Call ``injection`` with a path in the store."""
     trace, full_path = store.path.with_name("trace"), store.path / path if path else None
     return injection(process, trace, call, error, when=when, path=full_path, beside_main=beside_main)
 

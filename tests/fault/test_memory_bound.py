@@ -262,7 +262,6 @@ def test_waiting_pops_do_not_keep_their_filters(broker: Factory, connect: Connec
 
 
 def held_pulls(peer: RawConnection) -> int:
-    """Return the number of held pulls."""
     return int(peer.runtime_info()["held_pulls"])
 
 

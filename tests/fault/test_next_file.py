@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from flintmq.broker.store import MessageStore, StoreFailed
-from flintmq.broker.tools.backup import backup
-from flintmq.broker.tools.restore import restore
+from flintmq.broker.tools.backup import backup, restore
 from flintmq.client import Consumer, Message, Producer
 from flintmq.protocol.errors import SUCCESS, ServiceNotAvailable
 from flintmq.protocol.storage.record import Record
@@ -222,7 +221,6 @@ class Disk:
     switch: Path
 
     def fail(self, error: str) -> None:
-        """Fail from now on."""
         self.switch.write_text(error)
 
     def resume(self) -> None:

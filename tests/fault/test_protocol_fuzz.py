@@ -188,7 +188,6 @@ def random_frame(source: random.Random, command: Command) -> bytes:
 
 
 def mutated(source: random.Random, frame: bytes) -> bytes:
-    """Return the frame with damaged bytes."""
     changed = bytearray(frame)
     how = source.randrange(6)
     if how == 0:

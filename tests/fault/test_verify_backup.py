@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.store import MessageStore
-from flintmq.broker.tools.backup import BackupError, Made, Manifest, backup
-from flintmq.broker.tools.restore import restore
-from flintmq.broker.tools.verify import VerifiedBackup, verify_backup
+from flintmq.broker.tools.backup import BackupError, Made, Manifest, VerifiedBackup, backup, restore, verify_backup
 from flintmq.protocol.checked_json import CHECKSUM_KEY, encode_checked
 from flintmq.protocol.store_files import MANIFEST, PROGRESS, NotAStore, backup_kind
 from tests.store_tools import SMALL, Sent, assert_holds, kill, open_store, plain, put

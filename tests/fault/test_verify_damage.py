@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.tools.findings import Finding
 from flintmq.protocol.storage.layout import (
     CHECKPOINT,
     CHECKPOINT_MARK_AT,
@@ -24,7 +23,7 @@ from flintmq.protocol.storage.layout import (
     UNIT_BYTES,
 )
 from tests.store_tools import MIB, SMALL, Sent, copy_store, open_store, overwrite, plain, put
-from tests.tools_runs import everything, findings
+from tests.tools_runs import findings, findings_however_split
 
 LOG_BYTES = 4 * MIB
 ENTRIES_AT = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * SMALL.index_slots
@@ -51,23 +50,9 @@ def store(source: Filled, tmp_path: Path) -> Path:
     return copy_store(source[0], tmp_path / "store")
 
 
-def found(store: Path) -> list[Finding]:
-    """Return the findings of verify, which must be the same however the log is split, and leave the store unchanged."""
-    before = everything(store)
-    result = findings(store, segment_bytes=1 << 30)
-    assert everything(store) == before
-    in_parts = findings(store)
-    assert {each.kind for each in in_parts} == {each.kind for each in result}
-    # A range of missing units is a finding in each part.
-    assert {(each.kind, each.path, each.position) for each in result} <= {
-        (each.kind, each.path, each.position) for each in in_parts
-    }
-    return result
-
-
 def places(store: Path) -> set[tuple[str, str, int]]:
     """Return (kind, file in the store, byte) of each finding."""
-    return {(each.kind, str(each.path.relative_to(store)), each.position) for each in found(store)}
+    return {(each.kind, str(each.path.relative_to(store)), each.position) for each in findings_however_split(store)}
 
 
 def log_file(sent: Sent) -> str:
@@ -104,7 +89,7 @@ def test_a_changed_body_is_found_at_its_record(store: Path, source: Filled, numb
     sent = source[1][number]
     flip(store / log_file(sent), in_log(sent) + RECORD_HEAD_BYTES + 50)
     assert places(store) == {("body-crc", log_file(sent), in_log(sent))}
-    (finding,) = found(store)
+    (finding,) = findings_however_split(store)
     assert finding.physical_offset == sent.physical_offset
     assert f"message {sent.queue_offset:,} of {sent.topic}, queue {sent.queue}" in finding.text
 
@@ -160,7 +145,7 @@ def test_zeroed_pages_are_found_and_the_lost_messages_are_named(store: Path, sou
     sent = source[1][150]
     begin = in_log(sent) // 4096 * 4096
     overwrite(store / log_file(sent), begin, bytes(4096 * pages))
-    result = found(store)
+    result = findings_however_split(store)
     gone = [
         each
         for each in source[1]
@@ -194,7 +179,7 @@ def test_a_missing_last_log_file_is_found(store: Path) -> None:
 
 def test_a_file_of_another_log_is_found(store: Path, source: Filled) -> None:
     shutil.copy(store / "commitlog" / f"{0:020d}", store / "commitlog" / f"{LOG_BYTES:020d}")
-    result = found(store)
+    result = findings_however_split(store)
     record = [each for each in result if each.kind == "record"]
     assert record[0].path.name == f"{LOG_BYTES:020d}"
     assert record[0].position == 0
@@ -231,54 +216,12 @@ def test_a_changed_unit_is_found(store: Path, source: Filled, field: str) -> Non
     assert {kind for kind, _, _ in result} <= {"unit-wrong", "unit-order"}
 
 
-def test_swapped_units_are_found(store: Path, source: Filled) -> None:
-    sent = next(each for each in source[1] if each.topic == "bills" and each.queue_offset == 20)
-    name, at = unit_place(sent)
-    blob = (store / name).read_bytes()
-    pair = blob[at : at + 2 * UNIT_BYTES]
-    overwrite(store / name, at, pair[UNIT_BYTES:] + pair[:UNIT_BYTES])
-    result = places(store)
-    assert {("unit-wrong", name, at), ("unit-wrong", name, at + UNIT_BYTES)} <= result
-    assert {kind for kind, _, _ in result} == {"unit-wrong", "unit-order"}
-
-
-def test_an_empty_unit_in_the_middle_is_found(store: Path, source: Filled) -> None:
-    sent = source[1][120]
-    name, at = unit_place(sent)
-    overwrite(store / name, at, bytes(UNIT_BYTES))
-    assert places(store) == {("unit-missing", name, at), ("unit-order", name, at)}
-
-
 def test_a_surplus_unit_is_found(store: Path, source: Filled) -> None:
     last = max((each for each in source[1] if each.topic == "bills"), key=lambda each: each.queue_offset)
     name, at = unit_place(last, last.queue_offset + 1)
     assert (store / name).exists()
     overwrite(store / name, at, UNIT.pack(last.physical_offset + 8, 100, 0))
     assert ("unit-stray", name, at) in places(store)
-
-
-def test_a_truncated_queue_file_is_found(store: Path, source: Filled) -> None:
-    name, _ = unit_place(source[1][0])
-    with (store / name).open("r+b") as file:
-        file.truncate(10 * UNIT_BYTES)
-    result = places(store)
-    assert ("file-size", name, 10 * UNIT_BYTES) in result
-    assert ("unit-missing", name, 10 * UNIT_BYTES) in result
-
-
-def test_a_missing_queue_is_found(store: Path, source: Filled) -> None:
-    shutil.rmtree(store / "consumequeue" / "orders" / "1")
-    result = found(store)
-    assert {each.kind for each in result} == {"unit-missing", "queue-end"}
-    assert sum("messages 0 to" in each.text for each in result) == 1
-
-
-def test_a_missing_queue_file_in_the_middle_is_found(store: Path) -> None:
-    name = f"consumequeue/bills/0/{SMALL.consumequeue_file_bytes:020d}"
-    (store / name).unlink()
-    result = places(store)
-    assert ("file-size", name, -1) in result
-    assert ("unit-missing", name, 0) in result
 
 
 # ---- the index
@@ -308,45 +251,20 @@ def test_a_changed_header_is_found(store: Path, field: str) -> None:
     assert ("index-header", name, at) in places(store)
 
 
-def test_a_changed_slot_is_found(store: Path) -> None:
-    name = index_names(store)[0]
-    blob = (store / name).read_bytes()
-    slot = next(k for k in range(SMALL.index_slots) if any(blob[40 + 4 * k : 44 + 4 * k]))
-    overwrite(store / name, INDEX_HEADER_BYTES + 4 * slot, bytes(4))
-    assert places(store) == {("index-chain", name, INDEX_HEADER_BYTES + 4 * slot)}
-
-
 def test_zeroed_entries_are_the_only_findings(store: Path) -> None:
     name = index_names(store)[0]
     overwrite(store / name, ENTRIES_AT + 20 * 50, bytes(20 * 40))
-    result = found(store)
+    result = findings_however_split(store)
     wrong = [each for each in result if each.kind == "index-wrong"]
     assert [each.position for each in wrong] == [ENTRIES_AT + 20 * number for number in range(50, 90)]
     assert {each.kind for each in result} <= {"index-wrong", "index-chain"}
 
 
-def test_a_missing_index_file_is_found(store: Path) -> None:
-    name = index_names(store)[1]
-    (store / name).unlink()
-    result = found(store)
-    assert {each.kind for each in result} == {"index-missing"}
-    assert "199 keys" in " ".join(each.text for each in result)
-
-
 def test_a_log_without_an_index_is_at_most_one_finding_a_chunk(store: Path) -> None:
     shutil.rmtree(store / "index")
-    result = found(store)
+    result = findings_however_split(store)
     assert {each.kind for each in result} == {"index-missing"}
     assert len(result) < 20
-
-
-def test_a_truncated_index_file_is_found(store: Path) -> None:
-    name = index_names(store)[-1]
-    with (store / name).open("r+b") as file:
-        file.truncate(3000)
-    result = places(store)
-    assert ("file-size", name, 3000) in result
-    assert {kind for kind, _, _ in result} == {"file-size", "index-missing"}
 
 
 # ---- the small files
@@ -373,7 +291,7 @@ def test_a_committed_offset_past_the_end_of_its_queue_is_found(store: Path) -> N
     (store / "config" / "consumerOffset.json").write_text(
         json.dumps({"offsetTable": {"orders@readers": {"0": 5, "1": 999_999}}})
     )
-    (finding,) = found(store)
+    (finding,) = findings_however_split(store)
     assert finding.kind == "consumer-offset"
     assert "999,999" in finding.text
 

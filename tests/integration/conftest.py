@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import warnings
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,16 +134,41 @@ def remote(gateway: RemotingBroker) -> Iterator[RemotingSocket]:
 # ---- replica sets ----
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """Yield one etcd for the tests of a file, each of which uses a set of its own."""
+    """Yield one etcd for all tests, each of which uses a set that no other file has."""
     with etcd_cluster(tmp_path_factory.mktemp("etcd")) as servers:
         yield servers[0]
 
 
+@pytest.fixture(scope="module")
+def replica_settings() -> dict[str, Any]:
+    """Return settings of the file's set."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def _set_of_file(
+    tmp_path_factory: pytest.TempPathFactory, etcd: EtcdServer, replica_settings: dict[str, Any]
+) -> Iterator[ReplicaSet]:
+    folder = tmp_path_factory.mktemp("set")
+    brokers = Brokers(folder)
+    replicas = ReplicaSet(folder, brokers, etcd, settings=replica_settings)
+    replicas.begin()
+    yield replicas
+    brokers.stop_all()
+
+
 @pytest.fixture
-def replicas(tmp_path: Path, etcd: EtcdServer) -> Iterator[ReplicaSet]:
-    """Yield a set of three members, which the test begins."""
+def replicas(_set_of_file: ReplicaSet) -> ReplicaSet:
+    """Return the set of the file, with its three members in sync: those that a test has ended are started again."""
+    _set_of_file.restore()
+    return _set_of_file
+
+
+@pytest.fixture
+def new_set(tmp_path: Path, etcd: EtcdServer) -> Iterator[Callable[..., ReplicaSet]]:
+    """Return what makes a set for one test, which begins it; it takes the further arguments of ``ReplicaSet``."""
     brokers = Brokers(tmp_path)
-    yield ReplicaSet(tmp_path, brokers, etcd)
+    yield lambda *members, **more: ReplicaSet(tmp_path, brokers, etcd, *members, **more)
     brokers.stop_all()

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import base64
 import re
+import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +30,7 @@ from flintmq.protocol.commands import (
 from flintmq.protocol.remoting import codes
 from flintmq.protocol.remoting.command import RemotingFrame
 from tests import pop_tools, prepared_tools, transaction_tools
-from tests.conftest import Answer, BrokerFactory, ConnectionFactory
+from tests.conftest import Answer, BrokerFactory, Brokers, ConnectionFactory, RawConnection
 from tests.group_tools import RawMember, until
 from tests.remoting_tools import RemotingBroker, batch_body, json_blob, send_fields
 from tests.security_tools import SCRAM, authenticate, set_user
@@ -94,22 +96,44 @@ def test_the_table_names_every_command_that_changes_something() -> None:
 
 
 class Node:
-    """A broker that can be killed. ``peer`` and ``remote`` are connections to the one that runs."""
+    """A broker that can be killed. ``peer`` and ``remote`` are connections to the one that runs.
 
-    def __init__(self, start: BrokerFactory, connect: ConnectionFactory) -> None:
+    ``topic`` has one queue with three messages; no other case uses it or ``group``.
+    """
+
+    topic: str
+    group: str
+
+    def __init__(self, start: BrokerFactory) -> None:
         self._start = start
-        self._connect = connect
         self._begin(RemotingBroker(start))
 
     def _begin(self, gateway: RemotingBroker) -> None:
         self.running = gateway.running
         self.remote = gateway.connect()
-        self.peer = self._connect(self.running)
+        self.peer = RawConnection(socket.create_connection((self.running.host, self.running.port), timeout=120.0))
+        self.peer.call(commands.HELLO, {"protocol": 1, "client": "test"}).raise_for_error()
 
-    def kill(self) -> None:
-        """Kill the broker and start it again."""
-        self.running.kill()
+    def begin_case(self, number: int) -> None:
+        """Make the topic of a case."""
+        self._case = number
+        self.topic, self.group = self.name("t"), self.name("g")
+        self.call(commands.UPDATE_AND_CREATE_TOPIC, topic=self.topic, read_queues=1, write_queues=1)
+        self.peer.produce(self.topic, b"0", b"1", b"2").raise_for_error()
+
+    def name(self, word: str) -> str:
+        """Return a name that no other case has."""
+        return f"{word}-{self._case}"
+
+    def close(self) -> None:
+        """Close the connections."""
         self.remote.close()
+        self.peer.close()
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Kill the broker, or end it with another signal, and start it again."""
+        self.running.stop(number)
+        self.close()
         self._begin(RemotingBroker(self._start, store=self.running.store))
 
     def call(self, command: Command, body: bytes = b"", /, **fields: Any) -> Answer:
@@ -122,24 +146,24 @@ class Node:
         assert answer.code == codes.SUCCESS, answer.remark
         return answer
 
-    def committed(self, group: str, topic: str = "t") -> dict[int, int]:
-        answer = self.call(commands.QUERY_CONSUMER_OFFSET, group=group, topic=topic)
+    def committed(self, topic: str = "") -> dict[int, int]:
+        answer = self.call(commands.QUERY_CONSUMER_OFFSET, group=self.group, topic=topic or self.topic)
         return dict(CONSUMER_OFFSET_STRUCT.iter_unpack(answer.body))
 
-    def commit(self, offset: int, group: str = "g", topic: str = "t") -> None:
+    def commit(self, offset: int, group: str = "", topic: str = "") -> None:
         body = CONSUMER_OFFSET_STRUCT.pack(0, offset)
-        self.call(commands.UPDATE_CONSUMER_OFFSET, body, group=group, topic=topic, count=1)
+        fields = {"group": group or self.group, "topic": topic or self.topic}
+        self.call(commands.UPDATE_CONSUMER_OFFSET, body, **fields, count=1)
 
     def pop(self, **fields: Any) -> Answer:
-        return self.call(
-            commands.POP_MESSAGE, group="g", topic="t", **{"start": "first", "lease_ms": 600_000, **fields}
-        )
+        fields = {"group": self.group, "topic": self.topic, "start": "first", "lease_ms": 600_000, **fields}
+        return self.call(commands.POP_MESSAGE, **fields)
 
     def heart_beat(self) -> None:
-        self.remote.heart_beat("c", (), ({"groupName": "g", "subscriptionDataSet": []},))
+        self.remote.heart_beat("c", (), ({"groupName": self.group, "subscriptionDataSet": []},))
 
-    def bodies(self, topic: str = "t") -> list[bytes]:
-        return [record.body for record in transaction_tools.messages(self.peer, topic, 1)]
+    def bodies(self, topic: str = "") -> list[bytes]:
+        return [record.body for record in transaction_tools.messages(self.peer, topic or self.topic, 1)]
 
     def topics(self) -> dict[str, int]:
         """Return the number of queues of each topic."""
@@ -152,14 +176,14 @@ class Node:
         return {row["group"]: row["retry_times_max"] for row in rows}
 
 
-@pytest.fixture
-def node(broker: BrokerFactory, connect: ConnectionFactory) -> Iterator[Node]:
-    """Yield a broker whose topic ``t`` has one queue with three messages."""
-    node = Node(broker, connect)
-    node.call(commands.UPDATE_AND_CREATE_TOPIC, topic="t", read_queues=1, write_queues=1)
-    node.peer.produce("t", b"0", b"1", b"2").raise_for_error()
+@pytest.fixture(scope="module")
+def living(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """Yield one broker for all cases, which is killed in each."""
+    brokers = Brokers(tmp_path_factory.mktemp("answered"))
+    node = Node(brokers.start)
     yield node
-    node.remote.close()
+    node.close()
+    brokers.stop_all()
 
 
 Case = Callable[[Node], None]
@@ -182,14 +206,14 @@ def case(protocol: str, *names: str) -> Callable[[Case], Case]:
 
 @case(OWN, "PRODUCE")
 def produce(node: Node) -> None:
-    node.peer.produce("new", b"x", queue=0).raise_for_error()
+    node.peer.produce(node.name("new"), b"x", queue=0).raise_for_error()
     node.kill()
-    assert node.bodies("new") == [b"x"]
+    assert node.bodies(node.name("new")) == [b"x"]
 
 
 @case(REMOTING, "SEND_MESSAGE", "SEND_MESSAGE_V2", "SEND_BATCH_MESSAGE")
 def remoting_send_message(node: Node) -> None:
-    short = send_fields("t", {})
+    short = send_fields(node.topic, {})
     node.ask(codes.SEND_MESSAGE, b"x", **{long: short[name] for name, long in LONG_NAMES.items()})
     node.ask(codes.SEND_MESSAGE_V2, b"y", **short)
     node.ask(codes.SEND_BATCH_MESSAGE, batch_body((b"z", {})), **{**short, "m": True})
@@ -200,33 +224,35 @@ def remoting_send_message(node: Node) -> None:
 @case(REMOTING, "RECALL_MESSAGE")
 def remoting_recall_message(node: Node) -> None:
     due = {"TIMER_DELIVER_MS": str(int(time.time() * 1000) + 2_000)}
-    first = node.remote.produce("t", b"recalled", {**due, "UNIQ_KEY": "7F00000104D2A1B2C3D40000000000A1"})
-    node.remote.produce("t", b"beside", {**due, "UNIQ_KEY": "7F00000104D2A1B2C3D40000000000A2"})
-    node.ask(codes.RECALL_MESSAGE, producerGroup="p", topic="t", recallHandle=first.fields["recallHandle"])
+    first = node.remote.produce(node.topic, b"recalled", {**due, "UNIQ_KEY": "7F00000104D2A1B2C3D40000000000A1"})
+    node.remote.produce(node.topic, b"beside", {**due, "UNIQ_KEY": "7F00000104D2A1B2C3D40000000000A2"})
+    node.ask(codes.RECALL_MESSAGE, producerGroup="p", topic=node.topic, recallHandle=first.fields["recallHandle"])
     node.kill()
-    assert [record.body for record in node.remote.pull("t", offset=3, wait_ms=20_000)] == [b"beside"]
+    assert [record.body for record in node.remote.pull(node.topic, offset=3, wait_ms=20_000)] == [b"beside"]
 
 
 @case(OWN, "CONSUMER_SEND_MSG_BACK")
 def consumer_send_msg_back(node: Node) -> None:
-    body = PHYSICAL_OFFSET_STRUCT.pack(transaction_tools.messages(node.peer, "t", 1)[1].physical_offset)
-    node.call(commands.CONSUMER_SEND_MSG_BACK, body, group="g", count=1, delay_level=-1)
+    body = PHYSICAL_OFFSET_STRUCT.pack(transaction_tools.messages(node.peer, node.topic, 1)[1].physical_offset)
+    node.call(commands.CONSUMER_SEND_MSG_BACK, body, group=node.group, count=1, delay_level=-1)
     node.kill()
-    assert node.bodies("%DLQ%g") == [b"1"]
+    assert node.bodies(f"%DLQ%{node.group}") == [b"1"]
 
 
 @case(REMOTING, "CONSUMER_SEND_MSG_BACK")
 def remoting_consumer_send_msg_back(node: Node) -> None:
     node.heart_beat()
-    at = transaction_tools.messages(node.peer, "t", 1)[1].physical_offset
-    node.ask(codes.CONSUMER_SEND_MSG_BACK, group="g", offset=at, delayLevel=-1, originMsgId="", originTopic="t")
+    at = transaction_tools.messages(node.peer, node.topic, 1)[1].physical_offset
+    node.ask(
+        codes.CONSUMER_SEND_MSG_BACK, group=node.group, offset=at, delayLevel=-1, originMsgId="", originTopic=node.topic
+    )
     node.kill()
-    assert node.bodies("%DLQ%g") == [b"1"]
+    assert node.bodies(f"%DLQ%{node.group}") == [b"1"]
 
 
 @case(OWN, "END_TRANSACTION")
 def end_transaction(node: Node) -> None:
-    half = transaction_tools.send_half(node.peer, "t", b"half", 1, queue=0)
+    half = transaction_tools.send_half(node.peer, node.topic, b"half", 1, queue=0)
     transaction_tools.end(node.peer, half).raise_for_error()
     node.kill()
     assert node.bodies()[3:] == [b"half"]
@@ -234,7 +260,7 @@ def end_transaction(node: Node) -> None:
 
 @case(REMOTING, "END_TRANSACTION")
 def remoting_end_transaction(node: Node) -> None:
-    half = transaction_tools.send_half(node.peer, "t", b"half", 1, queue=0)
+    half = transaction_tools.send_half(node.peer, node.topic, b"half", 1, queue=0)
     node.ask(
         codes.END_TRANSACTION,
         producerGroup=transaction_tools.GROUP,
@@ -249,18 +275,18 @@ def remoting_end_transaction(node: Node) -> None:
 
 @case(OWN, "COMMIT_PREPARED")
 def commit_prepared(node: Node) -> None:
-    prepared_tools.prepare(node.peer, "stage", "t", b"x", b"y", queue=0)
-    prepared_tools.commit(node.peer, 1, {"stage": 2}).raise_for_error()
+    prepared_tools.prepare(node.peer, node.name("stage"), node.topic, b"x", b"y", queue=0)
+    prepared_tools.commit(node.peer, 1, {node.name("stage"): 2}).raise_for_error()
     node.kill()
-    assert [record.body for record in node.remote.pull("t", offset=3, wait_ms=20_000)] == [b"x", b"y"]
+    assert [record.body for record in node.remote.pull(node.topic, offset=3, wait_ms=20_000)] == [b"x", b"y"]
 
 
 @case(OWN, "ABORT_PREPARED")
 def abort_prepared(node: Node) -> None:
-    prepared_tools.prepare(node.peer, "stage", "t", b"x", queue=0)
-    assert prepared_tools.abort(node.peer, "stage") == 1
+    prepared_tools.prepare(node.peer, node.name("stage"), node.topic, b"x", queue=0)
+    assert prepared_tools.abort(node.peer, node.name("stage")) == 1
     node.kill()
-    assert prepared_tools.abort(node.peer, "stage") == 0
+    assert prepared_tools.abort(node.peer, node.name("stage")) == 0
 
 
 # ---- groups
@@ -268,46 +294,50 @@ def abort_prepared(node: Node) -> None:
 
 @case(OWN, "HEART_BEAT")
 def heart_beat(node: Node) -> None:
-    RawMember(node.peer, "g", "m", start="last", session_timeout_ms=60_000).beat("t", "later").raise_for_error()
+    node.kill(signal.SIGTERM)  # after a kill the broker would not know which groups are new
+    member = RawMember(node.peer, node.group, "m", start="last", session_timeout_ms=60_000)
+    member.beat(node.topic, node.name("later")).raise_for_error()
     node.kill()
-    assert node.committed("g") == {0: 3}
+    assert node.committed() == {0: 3}
     # The topic did not exist when the group subscribed to it, so the group misses nothing of it.
-    node.peer.produce("later", b"x", queue=0).raise_for_error()
-    member = RawMember(node.peer, "g", "m", start="last", session_timeout_ms=60_000)
-    member.beat("t", "later").raise_for_error()
+    node.peer.produce(node.name("later"), b"x", queue=0).raise_for_error()
+    member = RawMember(node.peer, node.group, "m", start="last", session_timeout_ms=60_000)
+    member.beat(node.topic, node.name("later")).raise_for_error()
     # A broker that just started grants queues only to members that held them.
     until(lambda: bool(member.beat().raise_for_error() and member.queues), "the grant of the queues")
-    assert (member.rows["t", 0][0], member.rows["later", 0][0]) == (3, 0)
+    assert (member.rows[node.topic, 0][0], member.rows[node.name("later"), 0][0]) == (3, 0)
 
 
 @case(OWN, "UPDATE_CONSUMER_OFFSET")
 def update_consumer_offset(node: Node) -> None:
     node.commit(2)
-    body = PHYSICAL_OFFSET_STRUCT.pack(transaction_tools.messages(node.peer, "t", 1)[1].physical_offset)
-    node.call(commands.CONSUMER_SEND_MSG_BACK, 2 * body, group="g", count=2, delay_level=-1)
-    node.commit(1, topic="%DLQ%g")
+    body = PHYSICAL_OFFSET_STRUCT.pack(transaction_tools.messages(node.peer, node.topic, 1)[1].physical_offset)
+    node.call(commands.CONSUMER_SEND_MSG_BACK, 2 * body, group=node.group, count=2, delay_level=-1)
+    node.commit(1, topic=f"%DLQ%{node.group}")
     node.kill()
-    assert node.committed("g") == {0: 2}
-    node.commit(2, topic="%DLQ%g")  # only moves on, but in dead letters, which an operator has dealt with
+    assert node.committed() == {0: 2}
+    node.commit(2, topic=f"%DLQ%{node.group}")  # only moves on, but in dead letters, which an operator has dealt with
     node.kill()
-    assert node.committed("g", "%DLQ%g") == {0: 2}
+    assert node.committed(f"%DLQ%{node.group}") == {0: 2}
 
 
 @case(REMOTING, "UPDATE_CONSUMER_OFFSET")
 def remoting_update_consumer_offset(node: Node) -> None:
     for offset in (3, 1):
         node.heart_beat()
-        node.ask(codes.UPDATE_CONSUMER_OFFSET, consumerGroup="g", topic="t", queueId=0, commitOffset=offset)
+        node.ask(
+            codes.UPDATE_CONSUMER_OFFSET, consumerGroup=node.group, topic=node.topic, queueId=0, commitOffset=offset
+        )
         node.kill()
-        assert node.committed("g") == {0: offset}
+        assert node.committed() == {0: offset}
 
 
 @case(OWN, "POP_MESSAGE")
 def pop_message(node: Node) -> None:
     assert node.pop(start="last").fields["count"] == 0
     node.kill()
-    assert node.committed("g") == {0: 3}
-    node.peer.produce("t", b"3").raise_for_error()
+    assert node.committed() == {0: 3}
+    node.peer.produce(node.topic, b"3").raise_for_error()
     assert node.pop(start="last").fields["count"] == 1
     node.kill()
     assert node.pop(start="last").fields.get("count", 0) == 0, "the lease outlives the kill"
@@ -315,40 +345,45 @@ def pop_message(node: Node) -> None:
 
 @case(REMOTING, "POP_MESSAGE")
 def remoting_pop_message(node: Node) -> None:
-    assert len(pop_tools.messages(pop_tools.pop(node.remote, "t", "g", order=True, maxMsgNums=1), "t")) == 1
+    assert (
+        len(
+            pop_tools.messages(pop_tools.pop(node.remote, node.topic, node.group, order=True, maxMsgNums=1), node.topic)
+        )
+        == 1
+    )
     node.kill()
-    assert node.committed("g") == {0: 0}
+    assert node.committed() == {0: 0}
 
 
 @case(OWN, "ACK_MESSAGE")
 def ack_message(node: Node) -> None:
     popped = node.pop(max_count=2)
     receipts = [RECEIPT_STRUCT.pack(0, 0, offset, popped.fields["pop_ms"]) for offset in (0, 1)]
-    node.call(commands.ACK_MESSAGE, b"".join(receipts), group="g", topic="t", count=2)
+    node.call(commands.ACK_MESSAGE, b"".join(receipts), group=node.group, topic=node.topic, count=2)
     node.kill()
-    assert node.committed("g") == {0: 2}
+    assert node.committed() == {0: 2}
 
 
 @case(REMOTING, "ACK_MESSAGE", "BATCH_ACK_MESSAGE", "CHANGE_MESSAGE_INVISIBLETIME")
 def remoting_ack_message(node: Node) -> None:
-    first, second, third = pop_tools.messages(pop_tools.pop(node.remote, "t", "g"), "t")
-    assert pop_tools.settle(node.remote, first, "g").code == codes.SUCCESS
+    first, second, third = pop_tools.messages(pop_tools.pop(node.remote, node.topic, node.group), node.topic)
+    assert pop_tools.settle(node.remote, first, node.group).code == codes.SUCCESS
     at, pop_ms, invisible_ms, revive = second.handle.split(" ")[:4]
-    ack = {"c": "g", "t": "t", "r": "0", "so": int(at), "q": 0, "rq": int(revive), "pt": int(pop_ms)}
+    ack = {"c": node.group, "t": node.topic, "r": "0", "so": int(at), "q": 0, "rq": int(revive), "pt": int(pop_ms)}
     acks = [{**ack, "it": int(invisible_ms), "b": base64.b64encode(b"\x02").decode()}]
     node.ask(codes.BATCH_ACK_MESSAGE, json_blob({"brokerName": "b", "acks": acks}))
     longer = {"code": codes.CHANGE_MESSAGE_INVISIBLETIME, "invisibleTime": 600_000}
-    again = pop_tools.renewed(third, pop_tools.settle(node.remote, third, "g", **longer))
+    again = pop_tools.renewed(third, pop_tools.settle(node.remote, third, node.group, **longer))
     node.kill()
-    assert node.committed("g") == {0: 2}
-    assert pop_tools.settle(node.remote, again, "g").code == codes.SUCCESS, "the new receipt holds"
+    assert node.committed() == {0: 2}
+    assert pop_tools.settle(node.remote, again, node.group).code == codes.SUCCESS, "the new receipt holds"
 
 
 @case(OWN, "CHANGE_MESSAGE_INVISIBLETIME")
 def change_message_invisibletime(node: Node) -> None:
     popped = node.pop(max_count=1)
     receipt = RECEIPT_STRUCT.pack(0, 0, 0, popped.fields["pop_ms"])
-    node.call(commands.CHANGE_MESSAGE_INVISIBLETIME, receipt, group="g", topic="t", count=1, lease_ms=0)
+    node.call(commands.CHANGE_MESSAGE_INVISIBLETIME, receipt, group=node.group, topic=node.topic, count=1, lease_ms=0)
     node.kill()
     assert node.pop().fields["count"] == 3
 
@@ -358,59 +393,67 @@ def _reset(node: Node, reset: Callable[[], object]) -> None:
     node.kill()
     reset()
     node.kill()
-    assert node.committed("g") == {0: 0}
+    assert node.committed() == {0: 0}
 
 
 @case(OWN, "INVOKE_BROKER_TO_RESET_OFFSET")
 def invoke_broker_to_reset_offset(node: Node) -> None:
-    _reset(node, lambda: node.call(commands.INVOKE_BROKER_TO_RESET_OFFSET, group="g", topic="t", to="first"))
+    _reset(
+        node, lambda: node.call(commands.INVOKE_BROKER_TO_RESET_OFFSET, group=node.group, topic=node.topic, to="first")
+    )
 
 
 @case(REMOTING, "INVOKE_BROKER_TO_RESET_OFFSET")
 def remoting_invoke_broker_to_reset_offset(node: Node) -> None:
-    _reset(node, lambda: node.ask(codes.INVOKE_BROKER_TO_RESET_OFFSET, group="g", topic="t", timestamp=0, isForce=True))
+    _reset(
+        node,
+        lambda: node.ask(
+            codes.INVOKE_BROKER_TO_RESET_OFFSET, group=node.group, topic=node.topic, timestamp=0, isForce=True
+        ),
+    )
 
 
 @case(REMOTING, "CLONE_GROUP_OFFSET")
 def remoting_clone_group_offset(node: Node) -> None:
-    node.commit(0, group="other")
-    _reset(node, lambda: node.ask(codes.CLONE_GROUP_OFFSET, srcGroup="other", destGroup="g", topic="t"))
+    fields = {"srcGroup": node.name("other"), "destGroup": node.group, "topic": node.topic}
+    node.commit(0, group=node.name("other"))
+    _reset(node, lambda: node.ask(codes.CLONE_GROUP_OFFSET, **fields))
 
 
 def _delete_group(node: Node, delete: Callable[[], object]) -> None:
     node.commit(3)
-    node.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, json_blob({"groupName": "g"}))
+    node.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, json_blob({"groupName": node.group}))
     node.kill()
-    assert "g" in node.groups()
+    assert node.group in node.groups()
     delete()
     node.kill()
-    assert ("g" in node.groups(), node.committed("g")) == (False, {})
+    assert (node.group in node.groups(), node.committed()) == (False, {})
 
 
 @case(OWN, "DELETE_SUBSCRIPTIONGROUP")
 def delete_subscriptiongroup(node: Node) -> None:
-    _delete_group(node, lambda: node.call(commands.DELETE_SUBSCRIPTIONGROUP, group="g"))
+    _delete_group(node, lambda: node.call(commands.DELETE_SUBSCRIPTIONGROUP, group=node.group))
 
 
 @case(REMOTING, "DELETE_SUBSCRIPTIONGROUP")
 def remoting_delete_subscriptiongroup(node: Node) -> None:
-    _delete_group(node, lambda: node.ask(codes.DELETE_SUBSCRIPTIONGROUP, groupName="g", cleanOffset=True))
+    _delete_group(node, lambda: node.ask(codes.DELETE_SUBSCRIPTIONGROUP, groupName=node.group, cleanOffset=True))
 
 
 @case(REMOTING, "UPDATE_AND_CREATE_SUBSCRIPTIONGROUP", "UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST")
 def remoting_update_and_create_subscriptiongroup(node: Node) -> None:
-    node.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, json_blob({"groupName": "a", "retryMaxTimes": 3}))
+    node.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, json_blob({"groupName": node.name("a"), "retryMaxTimes": 3}))
     node.kill()
-    rows = [{"groupName": "a", "retryMaxTimes": 4}, {"groupName": "b", "retryMaxTimes": 5}]
-    assert node.groups() == {"a": 3}
+    rows = [{"groupName": node.name("a"), "retryMaxTimes": 4}, {"groupName": node.name("b"), "retryMaxTimes": 5}]
+    assert (node.groups()[node.name("a")], node.name("b") in node.groups()) == (3, False)
     node.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, json_blob({"groupConfigList": rows}))
     node.kill()
-    assert node.groups() == {"a": 4, "b": 5}
+    assert (node.groups()[node.name("a")], node.groups()[node.name("b")]) == (4, 5)
 
 
 @case(REMOTING, "SET_MESSAGE_REQUEST_MODE")
 def remoting_set_message_request_mode(node: Node) -> None:
-    body = json_blob({"topic": "t", "consumerGroup": "g", "mode": "POP", "popShareQueueNum": 2})
+    body = json_blob({"topic": node.topic, "consumerGroup": node.group, "mode": "POP", "popShareQueueNum": 2})
     node.ask(codes.SET_MESSAGE_REQUEST_MODE, body)
     node.kill()
     assert b'"popShareQueueNum":2' in bytes(node.ask(codes.GET_MESSAGE_REQUEST_MODE).body)
@@ -421,26 +464,28 @@ def remoting_set_message_request_mode(node: Node) -> None:
 
 @case(OWN, "UPDATE_AND_CREATE_TOPIC", "DELETE_TOPIC_IN_BROKER")
 def update_and_create_topic(node: Node) -> None:
-    node.call(commands.UPDATE_AND_CREATE_TOPIC, topic="new", read_queues=7, write_queues=7)
+    node.call(commands.UPDATE_AND_CREATE_TOPIC, topic=node.name("new"), read_queues=7, write_queues=7)
     node.kill()
-    assert node.topics()["new"] == 7
-    node.call(commands.DELETE_TOPIC_IN_BROKER, topic="t")
+    assert node.topics()[node.name("new")] == 7
+    node.call(commands.DELETE_TOPIC_IN_BROKER, topic=node.topic)
     node.kill()
-    assert "t" not in node.topics()
+    assert node.topic not in node.topics()
 
 
 @case(REMOTING, "UPDATE_AND_CREATE_TOPIC", "UPDATE_AND_CREATE_TOPIC_LIST", "DELETE_TOPIC_IN_BROKER")
 def remoting_update_and_create_topic(node: Node) -> None:
     fields = {"readQueueNums": 7, "writeQueueNums": 7, "perm": 6}
-    node.ask(codes.UPDATE_AND_CREATE_TOPIC, topic="new", **fields, topicFilterType="SINGLE_TAG", order=False)
+    node.ask(codes.UPDATE_AND_CREATE_TOPIC, topic=node.name("new"), **fields, topicFilterType="SINGLE_TAG", order=False)
     node.kill()
-    assert node.topics()["new"] == 7
-    node.ask(codes.UPDATE_AND_CREATE_TOPIC_LIST, json_blob({"topicConfigList": [{"topicName": "more", **fields}]}))
+    assert node.topics()[node.name("new")] == 7
+    node.ask(
+        codes.UPDATE_AND_CREATE_TOPIC_LIST, json_blob({"topicConfigList": [{"topicName": node.name("more"), **fields}]})
+    )
     node.kill()
-    assert node.topics()["more"] == 7
-    node.ask(codes.DELETE_TOPIC_IN_BROKER, topic="t")
+    assert node.topics()[node.name("more")] == 7
+    node.ask(codes.DELETE_TOPIC_IN_BROKER, topic=node.topic)
     node.kill()
-    assert "t" not in node.topics()
+    assert node.topic not in node.topics()
 
 
 @case(OWN, "UPDATE_BROKER_CONFIG")
@@ -453,9 +498,10 @@ def remoting_update_broker_config(node: Node) -> None:
     assert [row["value"] for row in rows if row["name"] == "topics.default_queues"] == [4]
 
 
-@pytest.mark.parametrize(("protocol", "name"), sorted(CASES))
-def test_what_was_answered_is_there_after_a_kill(node: Node, protocol: str, name: str) -> None:
-    CASES[protocol, name](node)
+@pytest.mark.parametrize("check", dict.fromkeys(CASES.values()), ids=lambda check: check.__name__)
+def test_what_was_answered_is_there_after_a_kill(living: Node, check: Case) -> None:
+    living.begin_case(list(CASES.values()).index(check))
+    check(living)
 
 
 OF_USERS = {(OWN, name) for name in ("AUTH_CREATE_USER", "AUTH_UPDATE_USER", "AUTH_DELETE_USER")}

@@ -35,7 +35,7 @@ def test_the_families_are_those_of_the_catalog(
     scrape = Scrape(shared_broker)
     member.leave()
     shown = {family.name: family for family in scrape.families.values()}
-    # A broker of a replica set has more series: `test_replica_set_monitoring.py`.
+    # A broker of a replica set has more series: `test_replica_set.py`.
     of_a_single_broker = [metric for metric in METRICS if not metric.name.startswith("flintmq_replica_")]
     assert list(shown) == [metric.name.removesuffix("_total") for metric in of_a_single_broker]
     for metric in of_a_single_broker:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from typing import Any
@@ -125,6 +126,41 @@ class TestLife:
             consumer.close()
 
 
+class TestThreads:
+    def test_consumers_share_the_thread_that_talks_to_the_broker_and_have_none_while_idle(
+        self, address: str, topic: str
+    ) -> None:
+        before = set(threading.enumerate())
+        with contextlib.ExitStack() as members:
+            for number in range(20):
+                members.enter_context(PushConsumer(address, f"{topic}-{number}", topic, Seen()))
+            started = set(threading.enumerate()) - before
+            assert {thread.name for thread in started} <= {"flintmq-io"}
+        until(lambda: not set(threading.enumerate()) - before, "the end of the thread, which has no members left")
+
+    def test_a_listener_runs_in_as_many_threads_as_there_are_messages_at_most_workers(
+        self, address: str, topic: str
+    ) -> None:
+        go_on = threading.Event()
+        names: list[str] = []
+
+        def listener(message: StoredMessage) -> None:
+            names.append(threading.current_thread().name)
+            go_on.wait(60)
+
+        with (
+            Producer(address) as producer,
+            PushConsumer(address, topic, topic, listener, start="first", workers=3) as consumer,
+        ):
+            producer.send(Message(topic, b"x"))
+            until(lambda: len(names) == 1, "the first message")
+            producer.send_many(numbered(topic, 20))
+            until(lambda: len(names) == 3 and consumer.health().pending_messages == 21, "the second and the third")
+            go_on.set()
+            until(lambda: consumer.health().consumed == 21)
+        assert set(names) == {f"flintmq-listener-{topic}"}
+
+
 def test_a_fork_does_not_take_the_consumer_along(address: str, topic: str) -> None:
     with PushConsumer(address, topic, topic, Seen()) as consumer:
         child = os.fork()
@@ -132,7 +168,8 @@ def test_a_fork_does_not_take_the_consumer_along(address: str, topic: str) -> No
             try:
                 consumer.pause()
             except ForkedClient:
-                os._exit(0)
+                with PushConsumer(address, f"{topic}-child", topic, Seen()) as own:
+                    os._exit(0 if own.health().joined else 2)
             os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
         assert consumer.health().alive

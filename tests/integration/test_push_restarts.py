@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from functools import partial
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from flintmq.client import Admin, Consumer, Message, Producer, PushConsumer, StoredMessage, TryLater
-from flintmq.client.sync.connection import Connection
+from flintmq.client.aio.connection import Connection
+from flintmq.client.core.rpc.operation import Operation
 from flintmq.protocol import commands
 from flintmq.protocol.commands import Command
 from tests.client_drivers import Clients
@@ -103,11 +105,12 @@ class Breaking:
         """Make all connections of this process watch for the request."""
         request = Connection.request
 
-        def breaking(connection: Connection, command: Command, *arguments: Any) -> int:
-            if self.armed and command is self.command and not self.broken.is_set():
+        def breaking(connection: Connection, operation: Operation[Any]) -> int:
+            if self.armed and operation.command is self.command and not self.broken.is_set():
                 self.broken.set()
-                connection.interrupt()
-            return request(connection, command, *arguments)
+                assert connection._transport is not None
+                connection._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+            return request(connection, operation)
 
         monkeypatch.setattr(Connection, "request", breaking)
 

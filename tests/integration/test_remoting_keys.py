@@ -14,8 +14,7 @@ from flintmq.client import Admin
 from flintmq.protocol.auth.users import USERS_FILE
 from flintmq.protocol.frames import REQUEST
 from flintmq.protocol.remoting import codes
-from flintmq.protocol.remoting.command import BINARY_HEADER, JSON_HEADER, encode_head
-from flintmq.protocol.remoting.signature import ACCESS_KEY, SIGNATURE, signed
+from flintmq.protocol.remoting.command import ACCESS_KEY, BINARY_HEADER, JSON_HEADER, SIGNATURE, encode_head, signed
 from tests.overload_tools import soon
 from tests.remoting_keys import (
     ADMIN_GRANT,

@@ -11,7 +11,6 @@ import ssl
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from flintmq.protocol.commands import HELLO, PROTOCOL_VERSION
 from flintmq.protocol.frames import FRAME_BYTES_MAX, REQUEST, RESPONSE, FrameParser, encode_frame
 from flintmq.protocol.remoting import codes
 from flintmq.protocol.remoting.command import BINARY_HEADER, JSON_HEADER, encode_head
-from tests.conftest import BrokerFactory, Brokers, ConnectionFactory
+from tests.conftest import BrokerFactory, Brokers
 from tests.overload_tools import soon
 from tests.processes import free_port
 from tests.remoting_tools import RemotingBroker, RemotingSocket, send_fields
@@ -40,22 +39,6 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemotingBroker
         assert client.produce("orders").code == codes.SUCCESS
     yield gateway
     brokers.stop_all()
-
-
-def pull_fields(offset: int, wait_ms: int = 0) -> dict[str, object]:
-    """Return the fields of a pull that waits ``wait_ms`` for a message."""
-    return {
-        "consumerGroup": "bills",
-        "topic": "orders",
-        "queueId": 0,
-        "queueOffset": offset,
-        "maxMsgNums": 32,
-        "sysFlag": 6 if wait_ms else 4,
-        "commitOffset": 0,
-        "suspendTimeoutMillis": wait_ms,
-        "subscription": "*",
-        "subVersion": 0,
-    }
 
 
 def framed(header: bytes, header_type: int = JSON_HEADER) -> bytes:
@@ -91,17 +74,6 @@ def test_a_frame_that_cannot_be_trusted_is_answered_once_and_the_connection_clos
         assert words in answer.remark
         assert client.is_closed()
         assert bystander.produce("orders").code == codes.SUCCESS
-
-
-def test_random_bytes_never_stop_the_broker(gateway: RemotingBroker) -> None:
-    source = random.Random(20261125)
-    with gateway.connect() as bystander:
-        for _ in range(50):
-            with gateway.connect() as client, contextlib.suppress(OSError):
-                for _ in range(source.randrange(1, 5)):
-                    client.send_bytes(source.randbytes(source.randrange(1, 3_000)))
-        assert bystander.produce("orders").code == codes.SUCCESS
-    assert "Traceback" not in gateway.running.log
 
 
 FIELD_NAMES = (
@@ -172,55 +144,8 @@ def test_a_one_way_request_is_never_answered(gateway: RemotingBroker) -> None:
         assert not client.requests
 
 
-def test_a_frame_may_come_a_byte_at_a_time(gateway: RemotingBroker) -> None:
-    with gateway.connect() as client:
-        head = encode_head(
-            REQUEST, codes.SEND_MESSAGE_V2, 5, {n: str(v) for n, v in send_fields("orders", {}).items()}, 4
-        )
-        for byte in head + b"slow":
-            client.send_bytes(bytes((byte,)))
-        assert client.receive_for(5).code == codes.SUCCESS
-
-
-def test_pipelined_requests_are_answered_by_number(gateway: RemotingBroker) -> None:
-    with gateway.connect() as client, gateway.connect() as bystander:
-        numbers = [client.send(codes.SEND_MESSAGE_V2, send_fields("orders", {}), b"x" * 500) for _ in range(2_000)]
-        assert bystander.produce("orders").code == codes.SUCCESS  # it gets its turn between them
-        assert all(client.receive_for(number).code == codes.SUCCESS for number in numbers)
-
-
 class TestLimits:
     """Each limit closes or refuses the client that exceeds it, and serves the others."""
-
-    def test_half_a_frame_is_closed_after_its_time(self, broker: BrokerFactory) -> None:
-        gateway = RemotingBroker(broker, {"limits.half_frame_timeout_ms": 300})
-        with gateway.connect() as client:
-            began = time.monotonic()
-            client.send_bytes(encode_head(REQUEST, codes.SEND_MESSAGE_V2, 1, {"b": "orders"}, 100))
-            answer = client.receive_for(0)
-            assert time.monotonic() - began >= 0.3
-            assert "half_frame_timeout_ms" in answer.remark
-            assert client.is_closed()
-
-    def test_an_idle_connection_is_closed_unless_a_pull_waits(self, broker: BrokerFactory) -> None:
-        gateway = RemotingBroker(broker, {"limits.idle_timeout_ms": 300})
-        with gateway.connect() as idle, gateway.connect() as waiting:
-            waiting.produce("orders")
-            number = waiting.send(codes.PULL_MESSAGE, pull_fields(1, wait_ms=1_000))
-            assert idle.is_closed()
-            assert waiting.receive_for(number).code == codes.PULL_NOT_FOUND
-
-    def test_a_reader_that_takes_nothing_is_closed(self, broker: BrokerFactory, connect: ConnectionFactory) -> None:
-        settings = {"limits.slow_reader_timeout_ms": 300, "limits.write_buffer_bytes_max": 100_000}
-        gateway = RemotingBroker(broker, settings)
-        bystander = connect(gateway.running)
-        with gateway.connect() as client:
-            for _ in range(50):
-                client.produce("orders", bytes(10_000))
-            for _ in range(100):
-                client.send(codes.PULL_MESSAGE, pull_fields(0))
-            soon(lambda: bystander.runtime_info()["connections"] == 1)
-        assert "client did not read" in gateway.running.log
 
     def test_connections_beyond_the_limit_get_an_error(self, broker: BrokerFactory) -> None:
         gateway = RemotingBroker(broker, {"limits.connections_max": 2})
@@ -230,24 +155,6 @@ class TestLimits:
             assert "limits.connections_max" in answer.remark
             assert third.is_closed()
             assert {each.produce("orders").code for each in (first, second)} == {codes.SUCCESS}
-
-    def test_partial_frames_of_many_clients_stay_within_the_receive_memory(self, broker: BrokerFactory) -> None:
-        gateway = RemotingBroker(broker, {"limits.receive_bytes_max": 1 << 20, "limits.half_frame_timeout_ms": 60_000})
-        with contextlib.ExitStack() as clients, gateway.connect() as bystander:
-            for _ in range(30):
-                client = clients.enter_context(gateway.connect())
-                client._socket.settimeout(0.2)
-                head = encode_head(REQUEST, codes.SEND_MESSAGE_V2, 1, {"b": "orders"}, 900_000)
-                with contextlib.suppress(TimeoutError):
-                    client.send_bytes(head + bytes(600_000))  # not all of it
-            assert bystander.produce("orders").code == codes.SUCCESS
-
-    def test_a_message_over_the_frame_limit_is_refused_by_its_length(self, broker: BrokerFactory) -> None:
-        gateway = RemotingBroker(broker, {"limits.frame_bytes_max": 2 << 20})
-        with gateway.connect() as client:
-            client.send_bytes(encode_head(REQUEST, codes.SEND_MESSAGE_V2, 1, {"b": "orders"}, 3 << 20))
-            assert "the limit is 2097152" in client.receive_for(0).remark
-            assert client.is_closed()
 
 
 class TestWrongPort:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from flintmq.protocol.remoting import codes
-from tests.conftest import BrokerFactory
 from tests.pop_tools import (
     INVISIBLE_MS,
     ask,
@@ -66,20 +65,6 @@ def test_a_message_whose_time_is_over_comes_again_as_one_of_its_topic(
     assert committed(remote, f"%RETRY%{group}+{topic}", group) == 1
     assert pop(remote, topic, group).code == codes.POLLING_TIMEOUT
     assert pop(remote, topic, group, pollTime=-1).code == codes.POLLING_TIMEOUT
-
-
-def test_a_message_becomes_a_dead_letter_when_its_attempts_are_used_up(
-    gateway: RemotingBroker, remote: RemotingSocket, topic: str, group: str
-) -> None:
-    produce(remote, topic, "a")
-    deliveries = 0
-    while (answer := pop(remote, topic, group, invisibleTime=0, pollTime=1_000)).code == codes.SUCCESS:
-        (message,) = messages(answer, topic)
-        assert message.reconsume_times == deliveries
-        deliveries += 1
-    assert deliveries == 17, "16 retries"
-    (dead,) = pull(remote, f"%DLQ%{group}")
-    assert (dead.body, dead.property_map()["RETRY_TOPIC"]) == (b"a", topic)
 
 
 def test_a_renewal_gives_more_time_and_a_new_receipt(remote: RemotingSocket, topic: str, group: str) -> None:
@@ -333,40 +318,3 @@ def test_a_pull_consumer_of_the_same_group_sees_what_is_not_acknowledged(
     first, _ = messages(pop(remote, topic, group), topic)
     settle(remote, first, group)
     assert [record.body for record in pull(remote, topic, committed(remote, topic, group))] == [b"b"]
-
-
-# ---- life of the broker ----
-
-
-@pytest.mark.parametrize("clean", [True, False])
-def test_a_restart_changes_nothing_about_what_is_in_flight(broker: BrokerFactory, clean: bool) -> None:
-    first = RemotingBroker(broker)
-    with first.connect() as remote:
-        produce(remote, "orders", *"abcdef")
-        popped = messages(pop(remote, "orders", "g"), "orders")
-        for each in popped:
-            if each.body in (b"a", b"c", b"f"):
-                assert settle(remote, each, "g").code == codes.SUCCESS
-    first.running.stop() if clean else first.running.kill()
-    again = RemotingBroker(broker, store=first.running.store)
-    with again.connect() as remote:
-        assert committed(remote, "orders", "g") == 1
-        assert pop(remote, "orders", "g").code == codes.POLLING_TIMEOUT
-        for each in popped:
-            is_open = each.body in (b"b", b"d", b"e")
-            assert settle(remote, each, "g").code == (codes.SUCCESS if is_open else codes.NO_MESSAGE)
-        assert committed(remote, "orders", "g") == 6
-
-
-def test_without_the_journal_a_restart_repeats_what_was_in_flight(broker: BrokerFactory) -> None:
-    first = RemotingBroker(broker)
-    with first.connect() as remote:
-        produce(remote, "orders", *"abcdef")
-        for each in messages(pop(remote, "orders", "g"), "orders"):
-            if each.body in (b"a", b"c", b"f"):
-                assert settle(remote, each, "g").code == codes.SUCCESS
-    first.running.stop()
-    (first.running.store / "flintmq" / "pop.json.journal").write_bytes(b"of a power cut")
-    again = RemotingBroker(broker, store=first.running.store)
-    with again.connect() as remote:
-        assert bodies(pop(remote, "orders", "g"), "orders") == [b"b", b"d", b"e"]

@@ -11,10 +11,8 @@ import pytest
 from flintmq.protocol.remoting import codes
 from flintmq.protocol.remoting.command import RemotingFrame
 from flintmq.protocol.storage.record import Record, parse_offset_id
-from tests.conftest import BrokerFactory, Brokers, ConnectionFactory
-from tests.metrics_tools import Scrape
+from tests.conftest import Brokers
 from tests.remoting_tools import RemotingBroker, RemotingSocket, decode_records
-from tests.transaction_tools import listed, wait_until
 
 KEY = "7F00000104D2A1B2C3D4"
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
@@ -268,21 +266,3 @@ def _parked(remote: RemotingSocket, key: str) -> Record:
             offset = record.queue_offset + 1
             if record.property_map()["UNIQ_KEY"] == key:
                 return record
-
-
-def test_a_producer_that_does_not_read_is_asked_no_more_until_it_does(
-    broker: BrokerFactory, connect: ConnectionFactory
-) -> None:
-    times = {"transactions.timeout_ms": 20, "transactions.check_interval_ms": 3_600_000}
-    checking = RemotingBroker(broker, {**times, "limits.write_buffer_bytes_max": 64 * 1024})
-    with checking.connect() as remote, checking.connect() as asleep:
-        asleep.heart_beat("asleep", ("payers",))
-        for number in range(60):
-            marks = {"TRAN_MSG": "true", "PGROUP": "payers", "UNIQ_KEY": f"{KEY}{number:012X}"}
-            answer = remote.produce("orders", b"x" * 256 * 1024, marks, a="payers", f=4, e=1)
-            assert answer.code == codes.SUCCESS, answer.remark
-        native = connect(checking.running)
-        wait_until(lambda: all(row["checks"] == 1 for row in listed(native)), native)
-        # The part in the system's buffers was sent; the rest waits in the log until the producer reads.
-        assert 0 < Scrape(checking.running)("flintmq_transaction_checks_total", result="asked") < 60
-        assert len({_asked(asleep)[0]["msgId"] for _ in range(60)}) == 60

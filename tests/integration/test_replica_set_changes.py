@@ -6,7 +6,7 @@ import json
 import socket
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from flintmq.protocol.commands import (
     PROTOCOL_VERSION,
     REPLICATE,
     REPLICATE_TABLE,
-    SWITCH_PRIMARY,
     HelloAnswer,
     ReplicateAnswer,
     ReplicateTableRequest,
@@ -59,13 +58,6 @@ from flintmq.broker.app.daemon import main
 main()
 """
 """A broker for which a minute has passed while the machine was suspended, once a file exists."""
-
-
-@pytest.fixture
-def brokers(tmp_path: Path) -> Iterator[Brokers]:
-    brokers = Brokers(tmp_path)
-    yield brokers
-    brokers.stop_all()
 
 
 class WithProgram(Brokers):
@@ -117,10 +109,8 @@ def test_nothing_of_a_killed_primary_replaces_what_its_successor_acknowledged(tm
 
 
 def test_a_change_of_the_members_is_answered_when_the_registry_has_it(replicas: ReplicaSet, etcd: EtcdServer) -> None:
-    replicas.begin()
-    replicas.wait_in_sync("a", "b", "c")
     leader = replicas.leader()
-    one, other = sorted({"a", "b", "c"} - {leader})
+    one, other = replicas.others(leader)
     replicas.call(leader, CHANGE_MEMBERS, {"member": other, "address": ""})
     assert config_of(etcd, replicas)["members"].keys() == {leader, one}
     for request, reason in (
@@ -136,26 +126,22 @@ def test_a_change_of_the_members_is_answered_when_the_registry_has_it(replicas: 
     replicas.wait_in_sync("a", "b", "c")
 
 
-def test_a_follower_that_is_stopped_in_order_does_not_stop_the_writes(tmp_path: Path, etcd: EtcdServer) -> None:
-    brokers = Brokers(tmp_path)
-    replicas = ReplicaSet(tmp_path, brokers, etcd, settings={"replication.lag_max_ms": 60_000})
+def test_a_follower_that_is_stopped_in_order_does_not_stop_the_writes(
+    new_set: Callable[..., ReplicaSet], etcd: EtcdServer
+) -> None:
+    replicas = new_set(settings={"replication.lag_max_ms": 60_000})
     replicas.begin()
     replicas.wait_in_sync("a", "b", "c")
     leader = replicas.leader()
     with Producer(replicas.bootstrap, delivery_timeout=50) as producer:
         producer.send(Message("t", b"before"))
-        third = max({"a", "b", "c"} - {leader})
+        third = replicas.others(leader)[-1]
         assert replicas.running.pop(third).stop() == 0
         producer.send(Message("t", b"after"))
     assert set(config_of(etcd, replicas)["in_sync"]) == {"a", "b", "c"} - {third}
-    replicas.start(third)
-    replicas.wait_in_sync("a", "b", "c")
-    brokers.stop_all()
 
 
 def test_a_primary_shows_no_problem_that_it_had_as_a_follower(replicas: ReplicaSet) -> None:
-    replicas.begin()
-    replicas.wait_in_sync("a", "b", "c")
     first = replicas.leader()
     replicas.kill(first)
     second = replicas.leader()
@@ -163,8 +149,7 @@ def test_a_primary_shows_no_problem_that_it_had_as_a_follower(replicas: ReplicaS
     assert replicas.status(second)["reason"] == ""
     replicas.start(first)
     replicas.wait_in_sync("a", "b", "c")
-    replicas.call(second, SWITCH_PRIMARY, {"member": first, "within_ms": 5_000})
-    until(lambda: replicas.leader() == first, "the switch")
+    replicas.switch(first)
     replicas.wait_in_sync("a", "b", "c")
     assert [replicas.status(member)["reason"] for member in "abc"] == ["", "", ""]
 
@@ -200,13 +185,14 @@ def answer_as_a_primary(connection: socket.socket, users: bytes) -> None:
             connection.sendall(encode_frame(ONE_WAY, REPLICATE_TABLE.code, 0, encode_fields(table), users))
 
 
-def test_a_follower_takes_nothing_from_a_primary_that_asks_for_no_login(tmp_path: Path, etcd: EtcdServer) -> None:
+def test_a_follower_takes_nothing_from_a_primary_that_asks_for_no_login(
+    tmp_path: Path, new_set: Callable[..., ReplicaSet]
+) -> None:
     """The registry is a real one; a stranger answers at the address of the primary."""
     password = tmp_path / "password"
     password.write_text(PASSWORD + "\n")
-    brokers = Brokers(tmp_path)
     member = {"replication.user": "ops", "replication.password_file": password}
-    replicas = ReplicaSet(tmp_path, brokers, etcd, settings=SCRAM | member)
+    replicas = new_set(settings=SCRAM | member)
     replicas.user = "ops"
     set_user(tmp_path / "stranger", "mallory")
     users = (tmp_path / "stranger" / "flintmq" / "users.json").read_bytes()
@@ -227,7 +213,6 @@ def test_a_follower_takes_nothing_from_a_primary_that_asks_for_no_login(tmp_path
             answer_as_a_primary(connection, users)
         until(lambda: "asks for no login" in replicas.status("b")["reason"], "the reason")
     assert b"mallory" not in (replicas.store("b") / "flintmq" / "users.json").read_bytes()
-    brokers.stop_all()
 
 
 class SlowLine(TcpProxy):
@@ -252,11 +237,9 @@ class SlowLine(TcpProxy):
 
 
 @pytest.mark.slow
-def test_a_follower_behind_a_slow_line_joins_with_large_tables(
-    tmp_path: Path, brokers: Brokers, etcd: EtcdServer
-) -> None:
+def test_a_follower_behind_a_slow_line_joins_with_large_tables(new_set: Callable[..., ReplicaSet]) -> None:
     """The line takes four times as long for the topics as a member may be silent."""
-    replicas = ReplicaSet(tmp_path, brokers, etcd, "ab", {"replication.lag_max_ms": 60_000})
+    replicas = new_set("ab", settings={"replication.lag_max_ms": 60_000})
     # Other fields of RocketMQ's rows are kept, so few topics make a large table.
     rows = {
         f"t{number}": {
@@ -280,4 +263,5 @@ def test_a_follower_behind_a_slow_line_joins_with_large_tables(
         replicas.wait_in_sync("a", "b")
         with Admin(replicas.running["b"].address) as admin:
             assert rows.keys() <= set(admin.topics())
-        brokers.stop_all()
+        for member in "ab":
+            replicas.running.pop(member).stop()

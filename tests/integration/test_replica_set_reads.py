@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from flintmq.client import Consumer, Message, Producer
+from flintmq.client import Consumer
 from flintmq.client.errors import InvalidArgument
 from flintmq.protocol.commands import (
     GET_CONNECTIONS,
@@ -21,7 +22,7 @@ from flintmq.protocol.commands import (
 from flintmq.protocol.errors import PULL_NOT_FOUND, NotPrimary, OffsetOutOfRange
 from tests.client_drivers import Clients
 from tests.conftest import Brokers, ConnectionFactory, RawConnection, RunningBroker, rows
-from tests.etcd_server import EtcdServer, etcd_cluster
+from tests.etcd_server import etcd_cluster
 from tests.group_tools import until
 from tests.replica_set import ReplicaSet
 
@@ -29,17 +30,8 @@ Reader = Callable[[str], RawConnection]
 
 
 @pytest.fixture(scope="module")
-def replicas(tmp_path_factory: pytest.TempPathFactory, etcd: EtcdServer) -> Iterator[ReplicaSet]:
-    """Yield a set with three members in sync, led by ``a``, that waits long for a silent member. Each test leaves it
-    like this."""
-    folder = tmp_path_factory.mktemp("set")
-    brokers = Brokers(folder)
-    replicas = ReplicaSet(folder, brokers, etcd, settings={"replication.lag_max_ms": 30_000})
-    replicas.begin()
-    replicas.wait_in_sync("a", "b", "c")
-    assert replicas.leader() == "a"
-    yield replicas
-    brokers.stop_all()
+def replica_settings() -> dict[str, Any]:
+    return {"replication.lag_max_ms": 30_000}  # the tests' primary, ``a``, waits long for a silent member
 
 
 @pytest.fixture
@@ -58,10 +50,8 @@ def reading(connect: ConnectionFactory, running: RunningBroker) -> RawConnection
 
 
 def send(replicas: ReplicaSet, topic: str, first: int, end: int) -> None:
-    """Send messages to queue 0, each with its number as body and key, and wait until all members show them."""
-    with Producer(replicas.bootstrap) as producer:
-        for number in range(first, end):
-            producer.send(Message(topic, b"%d" % number, keys=f"k{number}"), queue=0)
+    """Send messages, and wait until all members show them."""
+    replicas.send(topic, first, end)
     confirmed = replicas.wait_in_sync(*replicas.running)["confirmed"]
     until(lambda: all(replicas.status(each)["confirmed"] >= confirmed for each in replicas.running), "the confirmation")
 
@@ -91,8 +81,6 @@ def test_clients_read_from_the_first_member_that_answers(replicas: ReplicaSet, t
         replicas.kill("b")
         check(10)
         assert readers("c") > 0
-        replicas.start("b")
-        replicas.wait_in_sync("a", "b", "c")
 
 
 def test_a_follower_shows_nothing_that_is_not_confirmed(
@@ -122,9 +110,7 @@ def test_a_follower_waits_for_an_offset_that_another_member_has_shown(
     follower = reader("b")
     assert follower.pull(topic, offset=4).code == PULL_NOT_FOUND
     held = follower.send(PULL, {"topic": topic, "queue": 0, "offset": 4, "wait_ms": 30_000})
-    with Producer(replicas.bootstrap) as producer:
-        for number in (3, 4):
-            producer.send(Message(topic, b"%d" % number), queue=0)
+    replicas.send(topic, 3, 5)
     found = follower.receive_for(held).raise_for_error()
     assert (found.fields["count"], found.fields["next_offset"]) == (1, 5)
     with pytest.raises(OffsetOutOfRange):
@@ -153,8 +139,7 @@ def test_a_follower_that_does_not_hear_the_primary_answers_no_reads(
         replicas = ReplicaSet(tmp_path, brokers, etcd, "ab")
         replicas.begin()
         replicas.wait_in_sync("a", "b")
-        with Producer(replicas.bootstrap) as producer:
-            producer.send(Message(topic, b"0"), queue=0)
+        replicas.send(topic, 0, 1)
         follower = reading(connect, replicas.running["b"])
         until(lambda: follower.pull(topic).fields.get("count") == 1, "the message on b")
         etcd.kill()  # so that b does not lead

@@ -6,9 +6,10 @@ import json
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,10 +38,9 @@ from flintmq.protocol.commands import (
     SWITCH_PRIMARY,
 )
 from flintmq.protocol.errors import ReplicationRefused
-from tests.conftest import Brokers, RawConnection
+from tests.conftest import RawConnection
 from tests.delivery_tools import acknowledge, receive
 from tests.delivery_tools import bodies as bodies_of
-from tests.etcd_server import EtcdServer
 from tests.group_tools import until
 from tests.replica_set import ReplicaSet
 from tests.security_tools import PASSWORD, SCRAM, set_user
@@ -71,8 +71,6 @@ def _address(replicas: ReplicaSet) -> tuple[str, int]:
 
 
 def test_each_delayed_message_is_delivered_once_whoever_leads(replicas: ReplicaSet) -> None:
-    replicas.begin()
-    replicas.wait_in_sync("a", "b", "c")
     sent = send_later(replicas, "before", 0.2)
     until(lambda: bodies(replicas, LATER) == Counter(sent), "the delivery by the first primary")
     first = replicas.leader()
@@ -96,20 +94,13 @@ def test_each_delayed_message_is_delivered_once_whoever_leads(replicas: ReplicaS
     assert bodies(replicas, LATER) == Counter(sent)
 
 
-@pytest.fixture
-def asking(tmp_path: Path, etcd: EtcdServer) -> Iterator[ReplicaSet]:
-    """Yield a set that soon asks the producers of unfinished transactions; the test begins it."""
-    brokers = Brokers(tmp_path)
-    yield ReplicaSet(
-        tmp_path, brokers, etcd, settings={"transactions.timeout_ms": 500, "transactions.check_interval_ms": 500}
-    )
-    brokers.stop_all()
+@pytest.fixture(scope="module")
+def replica_settings() -> dict[str, Any]:
+    # The set soon asks the producers of unfinished transactions.
+    return {"transactions.timeout_ms": 500, "transactions.check_interval_ms": 500}
 
 
-def test_transactions_groups_and_offsets_continue_at_the_next_primary(asking: ReplicaSet) -> None:
-    replicas = asking
-    replicas.begin()
-    replicas.wait_in_sync("a", "b", "c")
+def test_transactions_groups_and_offsets_continue_at_the_next_primary(replicas: ReplicaSet) -> None:
     checked: list[bytes] = []
 
     def check(message: StoredMessage) -> Outcome:
@@ -154,8 +145,6 @@ def test_transactions_groups_and_offsets_continue_at_the_next_primary(asking: Re
 
 
 def test_leases_and_acknowledgements_of_a_work_queue_hold_at_the_next_primary(replicas: ReplicaSet) -> None:
-    replicas.begin()
-    replicas.wait_in_sync("a", "b", "c")
     with (
         Producer(replicas.bootstrap) as producer,
         Admin(replicas.bootstrap) as admin,
@@ -168,7 +157,9 @@ def test_leases_and_acknowledgements_of_a_work_queue_hold_at_the_next_primary(re
         for delivery in leased[1::2]:
             delivery.ack()
         one.commit()
-        admin.create_topic("later", queues=1)  # its answer says that all members in sync have every table as it is now
+        admin.create_topic(
+            "another", queues=1
+        )  # its answer says that all members in sync have every table as it is now
         replicas.kill(replicas.leader())
         assert bodies_of(acknowledge(two, 4)) == [b"6", b"7", b"8", b"9"]
         for delivery in leased[::2]:
@@ -180,46 +171,46 @@ def test_leases_and_acknowledgements_of_a_work_queue_hold_at_the_next_primary(re
 
 
 def test_a_work_group_that_another_primary_reset_begins_there(replicas: ReplicaSet) -> None:
-    replicas.begin()
-    replicas.wait_in_sync("a", "b", "c")
     first = replicas.leader()
-    second = min({"a", "b", "c"} - {first})
+    second = replicas.others(first)[0]
     with Producer(replicas.bootstrap) as producer, Admin(replicas.bootstrap) as admin:
-        admin.create_topic("work", queues=1)
-        producer.send_bulk("work", [b"%d" % number for number in range(10)])
+        admin.create_topic("reset", queues=1)
+        producer.send_bulk("reset", [b"%d" % number for number in range(10)])
         raw = RawConnection(socket.create_connection(_address(replicas)))
         raw.call(HELLO, {"protocol": PROTOCOL_VERSION, "client": "worker"}).raise_for_error()
-        wanted = {"group": "g", "topic": "work", "max_count": 6, "start": "first", "lease_ms": 600_000}
+        wanted = {"group": "g2", "topic": "reset", "max_count": 6, "start": "first", "lease_ms": 600_000}
         popped = raw.call(POP_MESSAGE, wanted).raise_for_error().fields
         receipts = b"".join(RECEIPT_STRUCT.pack(0, 0, offset, popped["pop_ms"]) for offset in range(3))
-        settled = {"group": "g", "topic": "work", "count": 3}
+        settled = {"group": "g2", "topic": "reset", "count": 3}
         assert raw.call(ACK_MESSAGE, settled, receipts).raise_for_error().fields == {"done": 3}
         raw.close()
         admin.switch_primary(second)
         until(lambda: replicas.leader() == second, "the switch")
-        admin.reset_offsets("g", "work", {0: 1}, force=True)
+        admin.reset_offsets("g2", "reset", {0: 1}, force=True)
         replicas.wait_in_sync("a", "b", "c")
         admin.switch_primary(first)
         until(lambda: replicas.leader() == first, "the switch back")
-    with GroupConsumer(replicas.bootstrap, "g", "work", mode="work", lease=600) as worker:
+    with GroupConsumer(replicas.bootstrap, "g2", "reset", mode="work", lease=600) as worker:
         assert bodies_of(acknowledge(worker, 9)) == [b"%d" % number for number in range(1, 10)]
 
 
 @pytest.fixture
-def guarded(tmp_path: Path, etcd: EtcdServer) -> Iterator[ReplicaSet]:
-    """Yield a set whose members have a user; the test begins it."""
+def guarded(tmp_path: Path, new_set: Callable[..., ReplicaSet]) -> ReplicaSet:
+    """Return a set whose members have a user, with all of them in sync."""
     password = tmp_path / "password"
     password.write_text(PASSWORD + "\n")
-    brokers = Brokers(tmp_path)
     member = {"replication.user": "ops", "replication.password_file": password, "log.audit": tmp_path / "audit"}
-    replicas = ReplicaSet(tmp_path, brokers, etcd, settings=SCRAM | member)
+    replicas = new_set(settings=SCRAM | member)
     replicas.user = "ops"
     set_user(replicas.store("a"), "ops")
-    yield replicas
-    brokers.stop_all()
+    replicas.begin()
+    replicas.wait_in_sync("a", "b", "c")
+    return replicas
 
 
-def test_members_and_clients_of_a_set_encrypt_and_authenticate(tmp_path: Path, etcd: EtcdServer) -> None:
+def test_members_and_clients_of_a_set_encrypt_and_authenticate(
+    tmp_path: Path, new_set: Callable[..., ReplicaSet]
+) -> None:
     """With client certificates too; a member without a CA that knows the others' certificates says so."""
     authority = Authority(tmp_path)
     certificate = authority.issue()
@@ -227,8 +218,7 @@ def test_members_and_clients_of_a_set_encrypt_and_authenticate(tmp_path: Path, e
     password.write_text(PASSWORD)
     secure = {"replication.user": "ops", "replication.password_file": password, "replication.tls_ca": authority.path}
     mutual = {"security.tls_client_ca": authority.path, **certificate.broker_settings}
-    brokers = Brokers(tmp_path)
-    replicas = ReplicaSet(tmp_path, brokers, etcd, settings={**SCRAM, **secure, **mutual})
+    replicas = new_set(settings={**SCRAM, **secure, **mutual})
     replicas.user, replicas.tls = "ops", ssl.create_default_context(cafile=authority.path)
     replicas.tls.load_cert_chain(certificate.certificate, certificate.key)
     set_user(replicas.store("a"), "ops")
@@ -250,12 +240,9 @@ def test_members_and_clients_of_a_set_encrypt_and_authenticate(tmp_path: Path, e
     (third,) = {"a", "b", "c"} - set(left)
     replicas.start(third, {"replication.tls_ca": other.path})
     until(lambda: "certificate verify failed" in replicas.running[third].log, "the reason")
-    brokers.stop_all()
 
 
 def test_users_are_on_the_next_primary_as_soon_as_their_change_is_answered(guarded: ReplicaSet, tmp_path: Path) -> None:
-    guarded.begin()
-    guarded.wait_in_sync("a", "b", "c")
     first = guarded.leader()
     with Admin(guarded.bootstrap, user="ops", password=PASSWORD) as admin:
         for name in ("ann", "bob"):
@@ -273,7 +260,7 @@ def test_users_are_on_the_next_primary_as_soon_as_their_change_is_answered(guard
     for name, password in (("ann", "first password of all"), ("bob", "first password of all")):
         with pytest.raises(AuthenticationFailed), Producer(guarded.bootstrap, user=name, password=password) as producer:
             producer.send(Message("t", b"x"))
-    for member in {"a", "b", "c"} - {first}:
+    for member in guarded.others(first):
         for suffix in ("", BACKUP_SUFFIX):
             path = guarded.store(member) / f"{USERS_FILE}{suffix}"
             assert path.stat().st_mode & 0o777 == 0o600
@@ -283,9 +270,7 @@ def test_users_are_on_the_next_primary_as_soon_as_their_change_is_answered(guard
 def test_a_follower_with_a_wrong_password_says_so_and_follows_once_it_is_corrected(
     guarded: ReplicaSet, tmp_path: Path
 ) -> None:
-    guarded.begin()
-    guarded.wait_in_sync("a", "b", "c")
-    third = max({"a", "b", "c"} - {guarded.leader()})
+    third = guarded.others(guarded.leader())[-1]
     guarded.kill(third)
     wrong = tmp_path / "wrong"
     wrong.write_text("guessed password\n")

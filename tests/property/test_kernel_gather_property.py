@@ -18,7 +18,7 @@ from tests.twins.pull import Chosen
 
 sentinels = st.sampled_from(SENTINELS)
 seeds = st.integers(0, 2**32 - 1)
-ANY_I64 = st.integers(-(2**63), 2**63 - 1)
+ANY_I64 = st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(2**63 - 100, 2**63 - 1))
 
 
 def rows(values: list[tuple[int, ...]], width: int, sentinel: int) -> Fenced:
@@ -38,7 +38,7 @@ units = st.lists(
         st.one_of(
             st.integers(1, 300),
             st.integers(1, 300),
-            st.sampled_from([0, -1, PRE_BLANK_SIZE, -(2**31), PRE_BLANK_SIZE - 1]),
+            st.sampled_from([0, -1, PRE_BLANK_SIZE, -(2**31), PRE_BLANK_SIZE - 1, 2**31 - 2]),
         ),
         st.sampled_from([0, 1, 2, -5, 2**40, -(2**63)]),
     ),

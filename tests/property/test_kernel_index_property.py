@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from flintmq.broker.kernels import index as kernel
 from flintmq.protocol.storage.layout import INDEX_ENTRY, INDEX_HEADER
 from tests.twins.arrays import SENTINELS, examples, fenced
-from tests.twins.index import Index, Key, entry_at, file_bytes, slot_at
-from tests.twins.index_call import check, match, put, select
+from tests.twins.index import Index, Key, check, entry_at, file_bytes, match, put, select, slot_at
 
 sentinels = st.sampled_from(SENTINELS)
 hashes = st.one_of(st.integers(0, 12), st.integers(0, 2**31 - 1), st.sampled_from([0, 2**31 - 1]))

@@ -26,18 +26,20 @@ from tests.twins.arrays import SENTINELS, examples, fenced
 from tests.twins.produce import (
     BLANK_BYTES,
     COLUMNS,
+    FILE_BASE,
     ROWS,
+    UNTOUCHED,
     Batch,
     Message,
     Refused,
     judge,
     lay_out,
     make_records,
+    produce,
     property_problem,
     read_messages,
     size_of,
 )
-from tests.twins.produce_call import FILE_BASE, UNTOUCHED, produce
 from tests.twins.wire import NOT_A_BIN, NOT_A_MAP, NOT_A_STR, NOT_AN_ARRAY, NOT_AN_INT, Packer, int_forms
 
 sentinels = st.sampled_from(SENTINELS)

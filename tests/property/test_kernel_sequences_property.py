@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flintmq.broker.kernels import dispatch
+from flintmq.broker.kernels import dispatch, sequences
 from flintmq.protocol.storage.layout import SysFlag
-from flintmq.protocol.storage.record import Record, encode_host, unique_key
+from flintmq.protocol.storage.record import UNIQUE_PREFIX_DIGITS, Record, encode_host, unique_key
 from tests.twins.arrays import SENTINELS, examples
 from tests.twins.log import write_log
 from tests.twins.sequences import WAITING_TOPICS, call, stored_runs
@@ -120,3 +121,26 @@ def test_calls_that_continue_after_a_full_one_find_the_same_messages(seed: int) 
     assert status == dispatch.DONE
     assert sum(run.count for run in found) == sum(run.count for run in whole)
     assert {run.at for run in found} >= {run.at for run in whole}
+
+
+def test_digits_and_waiting_topics_are_those_of_unique_keys_and_delivery() -> None:
+    assert sequences.PREFIX_DIGITS == UNIQUE_PREFIX_DIGITS
+    assert len(unique_key(PREFIXES[0], 0)) == sequences.KEY_DIGITS
+    assert tuple(name.encode() for name in sequences.WAITING_TOPICS) == WAITING_TOPICS
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # a NumPy integer if kernels are interpreted
+def test_the_smallest_queue_offset_does_not_follow_the_largest() -> None:
+    records = [
+        Record(b"orders", b"", f"UNIQ_KEY\x01{unique_key(PREFIXES[0], counter)}\x02".encode(), 0, queue_offset)
+        for counter, queue_offset in ((5, 2**63 - 1), (6, -(2**63)))
+    ]
+    log = write_log(records)
+    assert call(log, 0, len(log), 0)[2] == stored_runs(log, 0, len(log), 0, 64)[2]
+    assert [run.queue_offset for run in call(log, 0, len(log), 0)[2]] == [2**63 - 1, -(2**63)]
+
+
+def test_the_kernel_stops_at_the_end_of_the_records() -> None:
+    log = write_log([Record(b"orders", b"body")])
+    assert call(log + bytes(200), 0, len(log) + 200, 0)[:2] == (dispatch.NO_RECORD, len(log))
+    assert call(log, 0, len(log), 1)[:2] == (dispatch.BAD_PHYSICAL_OFFSET, 0)

@@ -72,7 +72,7 @@ SHRINK_BELOW_THE_MINIMUM = CoreMutant(
 )
 ACCEPT_TWO_CONNECTIONS = CoreMutant(
     "accept_two_connections",
-    "primary",
+    "stream",
     "elif follower.streaming and now - follower.heard_at < 2 * self._limits.heartbeat_s:",
     "elif False:",
 )
@@ -140,37 +140,34 @@ COMPLETE_BELOW_CONFIRMED = CoreMutant(
     "return flushed >= epoch_start\n",
 )
 ALWAYS_COMPLETE = CoreMutant(
-    "always_complete", "follower", "is_complete = self._log.complete and not self._log.busy", "is_complete = True"
+    "always_complete", "stream", "is_complete = self._log.complete and not self._log.busy", "is_complete = True"
 )
 COMPLETE_BEFORE_IT_IS_SAVED = CoreMutant(
     "complete_before_it_is_saved",
-    "follower",
+    "stream",
     "is_complete = self._log.complete and not self._log.busy",
     "is_complete = self._log.complete",
 )
 BELIEVE_ANY_POSITION = CoreMutant(
     "believe_any_position",
-    "primary",
+    "stream",
     "            not lowest <= report.written <= highest\n"
     "            or not self.flushed.get(member, 0) <= report.flushed <= report.written\n",
     "            report.flushed > report.written\n",
 )
 GONE_WHEN_IT_IS_BACK = CoreMutant(
     "gone_when_it_is_back",
-    "primary",
+    "stream",
     "(member == self._suspect and not follower.streaming)",
     "not (member == self._suspect and not follower.streaming)",
 )
 GONE_WHILE_IT_STREAMS = CoreMutant(
-    "gone_while_it_streams",
-    "primary",
-    "(member == self._suspect and not follower.streaming)",
-    "member == self._suspect",
+    "gone_while_it_streams", "stream", "(member == self._suspect and not follower.streaming)", "member == self._suspect"
 )
 GONE_AT_ONCE = CoreMutant(
-    "gone_at_once", "primary", "(member == self._suspect and not follower.streaming)", "not follower.streaming"
+    "gone_at_once", "stream", "(member == self._suspect and not follower.streaming)", "not follower.streaming"
 )
-NEVER_GONE = CoreMutant("never_gone", "primary", "(member == self._suspect and not follower.streaming)", "False")
+NEVER_GONE = CoreMutant("never_gone", "stream", "(member == self._suspect and not follower.streaming)", "False")
 CHANGE_BELOW_A_PROPOSAL = CoreMutant(
     "change_below_a_proposal",
     "replica",

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flintmq.broker.replication.core.configuration import RegistryState
-from flintmq.broker.replication.core.log_state import LogState
 from flintmq.broker.replication.core.messages import (
     Action,
     Append,
@@ -18,6 +17,7 @@ from flintmq.broker.replication.core.messages import (
     HoldLease,
     Lead,
     LogPiece,
+    LogState,
     Message,
     PositionReport,
     Propose,
@@ -31,7 +31,7 @@ from flintmq.broker.replication.core.messages import (
     Welcome,
 )
 from flintmq.broker.replication.core.replica import Replica, Role
-from flintmq.broker.replication.member.table_sender import AcceptedLinks, TableSender
+from flintmq.broker.replication.member.links import AcceptedLinks, TableSender
 
 from .disk import Disk, Record, Step
 from .network import Connection, Parcel

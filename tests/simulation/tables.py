@@ -14,7 +14,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from flintmq.broker.replication.core.messages import Hello, PositionReport
-from flintmq.broker.replication.member.primary_link import FollowedPrimary, LinkAccess
+from flintmq.broker.replication.member.links import FollowedPrimary, LinkAccess
 from flintmq.broker.replication.member.tables import TableCopy
 from flintmq.protocol.commands import TABLE_BYTES_MAX, Command, ReplicateTableRequest
 from flintmq.protocol.errors import ReplicationRefused

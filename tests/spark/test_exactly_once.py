@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from flintmq.client import Admin, Consumer, Producer, UnknownCommand
+from flintmq.client import Admin, Consumer, Producer
 from tests.conftest import BrokerFactory, RunningBroker
 from tests.spark.cluster import Cluster, running_cluster
 from tests.spark.sink_tools import Copy, bodies, send, stored
@@ -30,8 +30,8 @@ pytest.importorskip("pyspark")
 
 import pyarrow as pa
 
-from flintmq.client.spark.errors import InvalidOption, WriteFailed
-from flintmq.client.spark.sink_delivery import check_broker, delivery_of, micro_batch
+from flintmq.client.spark.errors import WriteFailed
+from flintmq.client.spark.sink_delivery import delivery_of, micro_batch
 from flintmq.client.spark.sink_options import EXACTLY_ONCE, write_options
 
 ROUNDS = int(os.environ.get("FLINTMQ_KILL_ROUNDS", "2"))
@@ -125,15 +125,6 @@ def test_a_topic_that_is_deleted_meanwhile_fails_the_write(spark: Any, shared_br
 def test_a_spark_that_does_not_name_the_micro_batch_is_refused(spark: Any) -> None:
     with pytest.raises(Exception, match="SparkUnavailable: this Spark does not tell its tasks which query"):
         spark.sparkContext.parallelize([0], 1).map(lambda _: micro_batch()).collect()
-
-
-def test_a_broker_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def call(*arguments: Any) -> None:
-        raise UnknownCommand("no such command")
-
-    monkeypatch.setattr("flintmq.client.spark.brokers.call", call)
-    with pytest.raises(InvalidOption, match=r"option 'delivery': the broker at .* is older"):
-        check_broker(write_options({"bootstrap": "127.0.0.1:1", "delivery": EXACTLY_ONCE}))
 
 
 # ---- kills ----

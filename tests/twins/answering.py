@@ -83,7 +83,6 @@ class AnsweringBroker:
         self._answer(frame, 0, fields, struct.pack(f">{len(bodies)}q", *offsets))
 
     def refuse(self, frame: ProduceFrame, error: BrokerError) -> None:
-        """Respond to a frame with an error."""
         self._answer(frame, error.code, error.fields(), b"")
 
     def _answer(self, frame: ProduceFrame, code: int, fields: dict[str, Any], body: bytes) -> None:

@@ -169,11 +169,9 @@ class IllTyped:
         return self.random.choice(wrong) if self.random.randrange(12) == 0 else sound
 
     def lie(self, count: int) -> int:
-        """Return the count, or one beside it."""
         return max(count + self.random.choice([0] * 10 + [1, -1]), 0)
 
     def row(self, message: Message) -> bytes:
-        """Pack a message as a row."""
         properties = self.often(self.packer.choose(map_heads(self.lie(len(message.properties)))), NOT_A_MAP)
         for name, value in message.properties:
             properties += self.often(self.packer.str(name), NOT_A_STR) + self.often(self.packer.str(value), NOT_A_STR)

@@ -187,3 +187,17 @@ def write_log(records: Iterable[Record], file_base: int = 0, at: int = 0, *, che
         record.physical_offset = file_base + at + len(blob)
         blob += record.encode(checksum=checksum)
     return bytes(blob)
+
+
+def find_record(log: bytes, at: int, end: int, file_base: int, store_ms_min: int) -> int:
+    """Return the first position with a sound record stored at ``store_ms_min`` or later, else ``end``."""
+    while at < end:
+        try:
+            record = read_record(log, at, file_base + at, check_body=True)
+        except Stopped:
+            pass
+        else:
+            if record.store_timestamp >= store_ms_min:
+                return at
+        at += 1
+    return end

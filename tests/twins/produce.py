@@ -9,6 +9,8 @@ import re
 import struct
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from flintmq.broker.kernels import produce as plan
 from flintmq.protocol.storage.layout import PRODUCED_PROPERTIES_BYTES_MAX, SysFlag
 from flintmq.protocol.storage.record import (
@@ -19,6 +21,8 @@ from flintmq.protocol.storage.record import (
     record_size,
     unique_key,
 )
+
+from .arrays import Fenced, fenced, room
 
 ROWS, COLUMNS, BODY, BATCH = 0, 1, 2, 3
 BLANK_BYTES = 8
@@ -336,3 +340,119 @@ def lay_out(
         places.append((file, position))
         position += size
     return places
+
+
+FILE_BASE = 1 << 32
+UNTOUCHED = 0x5C
+"""Byte that fills the log before a call."""
+
+
+@dataclass
+class Call:
+    """Arguments and result of a kernel call."""
+
+    frame: Fenced
+    numbers: Fenced
+    texts: Fenced
+    plan: Fenced
+    log: Fenced
+    physical_offsets: Fenced
+    status: int = -1
+    message: int = -1
+    position: int = -1
+
+    @property
+    def intact(self) -> bool:
+        """Return whether nothing was written beside an array or into a read-only one."""
+        arrays = (self.frame, self.numbers, self.texts, self.plan, self.log, self.physical_offsets)
+        return all(array.intact for array in arrays)
+
+    @property
+    def nothing_written(self) -> bool:
+        """Return whether the log and the physical offsets are unchanged."""
+        return self.log.bytes() == bytes([UNTOUCHED]) * len(self.log.array) and not any(self.physical_offsets.bytes())
+
+    def resume(self, file_bytes: int) -> Fenced:
+        """Call ``produce_on`` for the next file, which is returned."""
+        numbers = self.numbers.array
+        numbers[plan.N_BASE] += numbers[plan.N_LIMIT]
+        numbers[plan.N_LIMIT] = file_bytes
+        log = fenced(bytes([UNTOUCHED]) * file_bytes)
+        self.message, self.position = plan.produce_on(
+            self.frame.array,
+            numbers,
+            self.texts.array,
+            self.plan.array,
+            log.array,
+            self.physical_offsets.array,
+            self.message,
+        )
+        assert log.intact
+        return log
+
+    def offsets(self, count: int) -> list[int]:
+        """Return the first physical offsets."""
+        return list(struct.unpack(f">{count}q", self.physical_offsets.bytes()[: 8 * count]))
+
+
+def _numbers(batch: Batch, body_at: int, position: int, file_bytes: int) -> list[int]:
+    prefix_end = 20
+    common_end = prefix_end + len(batch.common)
+    topic_end = common_end + len(batch.topic)
+    born_end = topic_end + len(batch.born_host)
+    slots = {
+        plan.N_BODY_AT: body_at,
+        plan.N_BODY_END: body_at + len(batch.body),
+        plan.N_COUNT: batch.count,
+        plan.N_LAYOUT: batch.layout,
+        plan.N_SYS_FLAG: batch.sys_flag,
+        plan.N_COMMON_AT: prefix_end,
+        plan.N_COMMON_END: common_end,
+        plan.N_PREFIX_AT: 0,
+        plan.N_UNIQUE: 1 if batch.unique_prefix else 0,
+        plan.N_UNIQUE_FIRST: batch.unique_first,
+        plan.N_TOPIC_AT: common_end,
+        plan.N_TOPIC_END: topic_end,
+        plan.N_BORN_HOST_AT: topic_end,
+        plan.N_BORN_HOST_END: born_end,
+        plan.N_STORE_HOST_AT: born_end,
+        plan.N_STORE_HOST_END: born_end + len(batch.store_host),
+        plan.N_QUEUE_ID: batch.queue_id,
+        plan.N_QUEUE_OFFSET: batch.queue_offset,
+        plan.N_BORN_MS: batch.born_ms,
+        plan.N_STORE_MS: batch.store_ms,
+        plan.N_RECORD_MAX: batch.record_max,
+        plan.N_LIMIT: file_bytes - position,
+        plan.N_BASE: FILE_BASE + position,
+        plan.N_RECORDS_MAX: batch.records_max,
+        plan.N_CHECKSUM_BYTES: 20 if batch.checksum else 0,
+        plan.N_FLAG: batch.flag,
+        plan.N_RECONSUME_TIMES: batch.reconsume_times,
+    }
+    assert sorted(slots) == list(range(plan.N_LENGTH))
+    return [slots[slot] for slot in range(plan.N_LENGTH)]
+
+
+def produce(
+    batch: Batch, *, file_bytes: int = 4096, position: int = 0, before: bytes = b"", sentinel: int = 0xA5
+) -> Call:
+    """Call ``produce`` once, for ``position`` in a file. ``before``: bytes of the frame in front of the messages, its
+    header."""
+    texts = batch.unique_prefix.ljust(20) + batch.common + batch.topic + batch.born_host + batch.store_host
+    call = Call(
+        frame=fenced(before + batch.body, sentinel=sentinel),
+        numbers=fenced(_numbers(batch, len(before), position, file_bytes), np.int64, sentinel),
+        texts=fenced(texts, sentinel=sentinel),
+        plan=room(batch.count * plan.PLAN_WIDTH, np.int64, sentinel),
+        log=fenced(bytes([UNTOUCHED]) * (file_bytes - position), sentinel=sentinel),
+        physical_offsets=fenced(bytes(8 * batch.count), sentinel=sentinel),
+    )
+    call.status, call.message, call.position = plan.produce(
+        call.frame.array,
+        call.numbers.array,
+        call.texts.array,
+        call.plan.array,
+        call.log.array,
+        call.physical_offsets.array,
+    )
+    return call

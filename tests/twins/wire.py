@@ -32,22 +32,18 @@ def _heads(number: int, fixed: int, fixed_max: int, forms: Sequence[tuple[int, s
 
 
 def bin_heads(length: int) -> list[bytes]:
-    """Return every head of a bin of so many bytes."""
     return _wide(BIN_FORMS, length)
 
 
 def str_heads(length: int) -> list[bytes]:
-    """Return every head of a str of so many bytes."""
     return _heads(length, 0xA0, 31, STR_FORMS)
 
 
 def array_heads(items: int) -> list[bytes]:
-    """Return every head of an array."""
     return _heads(items, 0x90, 15, ARRAY_FORMS)
 
 
 def map_heads(pairs: int) -> list[bytes]:
-    """Return every head of a map."""
     return _heads(pairs, 0x80, 15, MAP_FORMS)
 
 
@@ -67,27 +63,21 @@ class Packer:
         self._random = random.Random(seed) if seed else None
 
     def choose(self, forms: Sequence[bytes]) -> bytes:
-        """Return one of the forms."""
         return self._random.choice(forms) if self._random else forms[0]
 
     def bin(self, content: bytes) -> bytes:
-        """Return a bin."""
         return self.choose(bin_heads(len(content))) + content
 
     def str(self, content: bytes) -> bytes:
-        """Return a str."""
         return self.choose(str_heads(len(content))) + content
 
     def int(self, value: int) -> bytes:
-        """Return an integer."""
         return self.choose(int_forms(value))
 
     def map(self, pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
-        """Return a map of strs."""
         return self.choose(map_heads(len(pairs))) + b"".join(self.str(name) + self.str(value) for name, value in pairs)
 
     def array(self, items: Sequence[bytes]) -> bytes:
-        """Return an array of encoded items."""
         return self.choose(array_heads(len(items))) + b"".join(items)
 
 

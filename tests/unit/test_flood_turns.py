@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.app.lifecycle import Lifecycle
 from flintmq.broker.background.flush import GroupCommitService
-from flintmq.broker.config import Settings
 from flintmq.broker.requests import dispatch
 from flintmq.broker.requests.broker import Broker
 from flintmq.broker.requests.dispatch import TURN_BACKLOG_SHARED_BYTES
+from tests.paired_brokers import broker_of, running
 from tests.store_tools import append, plain
 
 LARGE = TURN_BACKLOG_SHARED_BYTES // 6
@@ -24,25 +23,10 @@ LARGE = TURN_BACKLOG_SHARED_BYTES // 6
 @asynccontextmanager
 async def hanging_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Broker]:
     """Yield a broker whose log is flushed only by the test."""
-    settings = Settings.model_validate(
-        {
-            "store": {"path": str(folder / "store"), "commitlog_file_bytes": 4 << 20},
-            "server": {"listen": "127.0.0.1:0"},
-            "flush": {"policy": "sync"},
-            "metrics": {"listen": "off"},
-        }
-    )
-    lifecycle = Lifecycle(settings, _fail)
-    await lifecycle.start(lambda stage, done, total: None)
-    assert lifecycle._broker is not None
-    with monkeypatch.context() as patched:
-        patched.setattr(GroupCommitService, "wake", lambda service: None)
-        yield lifecycle._broker
-    await lifecycle.stop()
-
-
-def _fail(name: str, error: BaseException) -> None:
-    raise AssertionError(f"{name} failed: {error}")
+    async with running(folder / "store", "sync") as lifecycle:
+        with monkeypatch.context() as patched:
+            patched.setattr(GroupCommitService, "wake", lambda service: None)
+            yield broker_of(lifecycle)
 
 
 def share(broker: Broker) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from flintmq.broker.replication.core.messages import Hello, Message, PositionReport, Welcome
-from flintmq.broker.replication.member.primary_link import FollowedPrimary, LinkAccess, encode_epochs
+from flintmq.broker.replication.member.links import FollowedPrimary, LinkAccess, encode_epochs
 from flintmq.broker.replication.member.tables import TableCopy
 from flintmq.protocol.commands import (
     HELLO,

@@ -7,17 +7,15 @@ import asyncio
 import inspect
 import subprocess
 import sys
-import time
 import typing
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import msgpack
 import pytest
 
-from flintmq.broker.app.lifecycle import Lifecycle
 from flintmq.broker.background.held_pulls import PullRequestHoldService, Wake
 from flintmq.broker.background.loop_work import StepScheduler
 from flintmq.broker.config import Settings
@@ -25,16 +23,14 @@ from flintmq.broker.delivery.topic_changes import TopicChanges, TopicService
 from flintmq.broker.handlers import broker_admin, produce, pull, queries, topics
 from flintmq.broker.handlers import groups as group_admin
 from flintmq.broker.handlers.registry import HANDLERS
-from flintmq.broker.net.connection import ClientConnection
 from flintmq.broker.requests.broker import Broker
 from flintmq.broker.requests.counters import Counters
-from flintmq.broker.requests.request import Request
 from flintmq.broker.store import MessageStore, TopicConfig
 from flintmq.protocol import commands
 from flintmq.protocol.errors import GroupNotExist, InvalidParameter, SystemBusy, TopicExistsAlready
-from flintmq.protocol.fields import decode_fields, encode_fields
-from flintmq.protocol.frames import REQUEST, Frame, FrameParser
-from tests.paired_brokers import Wire
+from flintmq.protocol.fields import decode_fields
+from flintmq.protocol.frames import Frame
+from tests.paired_brokers import Connected, broker_of, running
 from tests.recorded_request import RecordedRequest
 from tests.store_tools import Message, make_topic, open_store, plain, put
 
@@ -50,19 +46,8 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
     """Yield a running broker, whose parts handlers get."""
-    values = Settings.model_validate(
-        {
-            "store": {"path": str(tmp_path)},
-            "server": {"listen": "127.0.0.1:0"},
-            "flush": {"policy": "async"},
-            "metrics": {"listen": "off"},
-        }
-    )
-    lifecycle = Lifecycle(values, lambda part, error: None)
-    await lifecycle.start(lambda stage, done, total: None)
-    assert lifecycle._broker is not None
-    yield lifecycle._broker
-    await lifecycle.stop()
+    async with running(tmp_path, "async") as lifecycle:
+        yield broker_of(lifecycle)
 
 
 async def test_a_broker_has_what_each_handler_names(broker: Broker) -> None:
@@ -159,46 +144,26 @@ def test_one_setting_that_must_not_change_refuses_all() -> None:
     assert request.audited[0][1:] == ("setting limits.groups_max", values.limits.groups_max, 5)
 
 
-class Connected:
-    """A request of a client that is connected to a broker, and what the broker answers."""
-
-    def __init__(self, broker: Broker, command: commands.Command, params: Any, body: bytes = b"") -> None:
-        self._wire = Wire()
-        connection = ClientConnection(broker, ("127.0.0.1", 50_000), lambda lost: None)
-        connection.connection_made(cast(asyncio.Transport, self._wire))
-        frame = Frame(REQUEST, command.code, 7, encode_fields(params), bytearray(body), 0, len(body))
-        frame.began = time.monotonic()
-        self.request = Request(connection, frame)
-
-    def answer(self) -> Frame:
-        """Return the broker's response."""
-        parser = FrameParser()
-        parser.writable()[: len(self._wire.sent)] = self._wire.sent
-        parser.received(len(self._wire.sent))
-        frame = parser.next_frame()
-        assert frame is not None, "the broker has not answered"
-        return frame
-
-
 async def create_topic(broker: Broker, name: str) -> None:
     created = asyncio.Event()
     broker.topic_changes.put(TopicConfig(name, read_queues=2, write_queues=2), lambda error: created.set())
     await created.wait()
 
 
-def produced(broker: Broker, rows: int, **others: Any) -> Connected:
-    """Let the broker handle a PRODUCE of ``rows`` messages."""
+def produced(broker: Broker, rows: int, **others: Any) -> list[Frame]:
+    """Let the broker handle a PRODUCE of ``rows`` messages; return its responses."""
     body = b"".join(msgpack.packb(message.to_row()) for message in plain(rows))
     params = commands.ProduceRequest("orders", rows, layout=commands.LAYOUT_ROWS, **others)
-    sent = Connected(broker, commands.PRODUCE, params, body)
-    produce.produce(sent.request)
-    return sent
+    client = Connected(broker)
+    produce.produce(client.request(commands.PRODUCE, params, body))
+    return client.answers()
 
 
 async def test_produce_appends_to_one_queue_after_the_other(broker: Broker) -> None:
     await create_topic(broker, "orders")
     for queue in (0, 1, 0):
-        answer = decode_fields(commands.ProduceAnswer, produced(broker, 2).answer().fields)
+        [answered] = produced(broker, 2)
+        answer = decode_fields(commands.ProduceAnswer, answered.fields)
         assert answer.queue == queue
     assert broker.counters.produced.of("orders").messages == 6
     assert broker.next_queues.by_topic() == {"orders": 1}
@@ -219,9 +184,10 @@ async def test_produce_is_refused_while_too_many_bytes_are_in_flight(broker: Bro
 async def test_pull_returns_what_was_produced_before_it(broker: Broker) -> None:
     await create_topic(broker, "orders")
     produced(broker, 3, queue=1)
-    asked = Connected(broker, commands.PULL, commands.PullRequest("orders", 1, 1))
-    pull.pull(asked.request, broker, None)
-    answer = decode_fields(commands.RecordsAnswer, asked.answer().fields)
+    client = Connected(broker)
+    pull.pull(client.request(commands.PULL, commands.PullRequest("orders", 1, 1)), broker, None)
+    [answered] = client.answers()
+    answer = decode_fields(commands.RecordsAnswer, answered.fields)
     assert (answer.count, answer.next_offset, answer.max_offset) == (2, 3, 3)
     assert broker.counters.pulled.of("orders").messages == 2
 

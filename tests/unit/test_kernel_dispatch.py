@@ -13,7 +13,7 @@ from flintmq.protocol.storage.javahash import java_hash
 from flintmq.protocol.storage.layout import MAGIC_BLANK, PROPERTIES_BYTES_MAX, RECORD, UNIT, SysFlag
 from flintmq.protocol.storage.record import Record, encode_host
 from tests.twins.arrays import SENTINELS, fenced, room
-from tests.twins.dispatch_call import KEYS_OF_ONE_RECORD_MAX, Answer, Table, dispatch
+from tests.twins.dispatch import KEYS_OF_ONE_RECORD_MAX, Answer, Table, dispatch
 from tests.twins.log import SCHEDULE_TOPIC, Queue, QueueName, keys_of, unit_of, write_log
 
 ORDERS: QueueName = (b"orders", 0)
@@ -124,9 +124,6 @@ def test_a_record_of_as_many_keys_as_properties_hold_is_indexed_in_one_call() ->
     assert len(second.keys) == count
 
 
-# ---- deleted topics ----
-
-
 # ---- reasons to stop ----
 
 
@@ -174,23 +171,6 @@ def test_an_unsound_record_stops_a_scan_with_the_reason(at: int, content: bytes,
         assert answer.records == (status == kernel.BAD_CRC)
 
 
-def test_a_record_that_is_cut_at_any_byte_is_not_dispatched() -> None:
-    for properties in (b"", b"KEYS\x01k\x02"):
-        for record in (
-            a_record(properties),
-            a_record(properties, (b"x" * 200, 0)),
-            a_record(born_host=V6, store_host=V6),
-        ):
-            blob = write_log([record])
-            for end in range(len(blob)):
-                array, parts = fenced(blob[:end], sentinel=blob[end]), room(kernel.PARTS, np.int64)
-                assert kernel.locate(array.array, 0, end, 0, parts.array) == (
-                    kernel.NO_RECORD if end < 8 else kernel.BAD_LENGTH
-                )
-            array, parts = fenced(blob), room(kernel.PARTS, np.int64)
-            assert kernel.locate(array.array, 0, len(blob), 0, parts.array) == kernel.DONE
-
-
 @pytest.mark.parametrize(
     ("size", "status"),
     [(8, kernel.BLANK), (50, kernel.BLANK), (7, kernel.BAD_MAGIC), (51, kernel.BAD_MAGIC), (-1, kernel.BAD_MAGIC)],
@@ -213,17 +193,3 @@ def test_every_reason_to_stop_for_damage_has_a_name() -> None:
     }
     assert damage <= set(kernel.BAD_NAMES)
     assert not {kernel.DONE, kernel.BLANK, kernel.NEW_QUEUE, kernel.GAP, kernel.FULL} & set(kernel.BAD_NAMES)
-
-
-# ---- the table of queues ----
-
-
-@pytest.mark.parametrize("slots", [2, 4, 64])
-def test_queues_that_share_a_slot_are_distinguished(slots: int) -> None:
-    names: list[QueueName] = [(b"t", queue_id) for queue_id in range(slots - 1)]
-    table = Table(((name, Queue()) for name in names), slots)
-    assert len(table.slots.array) == slots
-    assert [table.find(name) for name in names] == list(range(slots - 1))
-    assert table.find((b"t", slots)) == -1
-    assert table.find((b"u", 0)) == -1
-    assert table.find((b"", 0)) == -1

@@ -12,8 +12,7 @@ from flintmq.protocol.errors import InvalidParameter
 from flintmq.protocol.storage.arrays.jit import INTERPRETED
 from flintmq.protocol.storage.layout import INDEX_HEADER
 from tests.twins.arrays import fenced, recording
-from tests.twins.index import Index, Key, entry_at, file_bytes, slot_at
-from tests.twins.index_call import check, key_array, put, select
+from tests.twins.index import Index, Key, check, entry_at, file_bytes, key_array, put, select, slot_at
 
 NOW_MS = 1_700_000_000_000
 SLOTS = 4

@@ -11,8 +11,7 @@ from flintmq.broker.store import common_properties
 from flintmq.protocol.errors import MessageIllegal
 from flintmq.protocol.storage.arrays.jit import INTERPRETED
 from tests.twins.frames import PREFIX
-from tests.twins.produce import COLUMNS, Batch, Refused, judge
-from tests.twins.produce_call import FILE_BASE, produce
+from tests.twins.produce import COLUMNS, FILE_BASE, Batch, Refused, judge, produce
 
 SOUND = b"\x92\xc4\x05hello\x81\xa4TAGS\xa2eu"
 TWO_ROWS = SOUND + b"\x94\xc4\x00\x80\xd1\x01\x00\xff"

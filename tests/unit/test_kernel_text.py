@@ -9,7 +9,7 @@ import pytest
 from flintmq.broker.kernels import text as kernel
 from flintmq.protocol.storage.arrays.jit import INTERPRETED
 from flintmq.protocol.storage.javahash import java_hash
-from tests.twins.arrays import SENTINELS, fenced
+from tests.twins.arrays import fenced
 from tests.twins.produce import text_problem
 
 JAVA_HASHES = {
@@ -81,12 +81,6 @@ def test_malformed_bytes_count_as_java_decodes_them(digits: str, expected: int) 
     assert hash_of(b"abcd" + blob) == java_hash("abcd" + blob.decode("utf-8", "replace"))
 
 
-def test_surrogates_written_as_utf_8_are_malformed() -> None:
-    for blob in (b"\xed\xa0\x80", b"\xed\xbf\xbf", b"\xed\xa0\xbd\xed\xb8\x80"):
-        assert hash_of(blob) == java_hash(blob.decode("utf-8", "replace"))
-        assert kernel.text_status(fenced(blob).array, 0, len(blob)) == kernel.TEXT_NOT_UTF8
-
-
 EDGES = list(bytes.fromhex("00 01 02 41 7f 80 8f 90 9f a0 bf c0 c1 c2 df e0 e1 ec ed ee ef f0 f1 f3 f4 f5 ff"))
 """The bytes at which the rules of UTF-8 change."""
 
@@ -103,30 +97,3 @@ def test_every_sequence_of_edges_is_judged_as_python_judges_it(first: int) -> No
             status = kernel.text_status(array.array, 3, 7)
             assert problems[status] == text_problem(blob), blob
             assert kernel.java_hash(array.array, 3, 7) == java_hash(blob.decode("utf-8", "replace")), blob
-
-
-@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 15, 16, 17, 33])
-@pytest.mark.parametrize("at", [0, 1, 5])
-def test_a_separator_or_a_bad_byte_is_found_at_every_place(length: int, at: int) -> None:
-    for sentinel in SENTINELS:
-        for place, (byte, status) in itertools.product(
-            range(length),
-            [(1, kernel.TEXT_SEPARATOR), (2, kernel.TEXT_SEPARATOR), (0xFF, kernel.TEXT_NOT_UTF8), (3, 0), (0, 0)],
-        ):
-            blob = bytearray(b"\x03" * at + b"x" * length + b"\x03")
-            blob[at + place] = byte
-            array = fenced(blob, sentinel=sentinel)
-            assert kernel.text_status(array.array, at, at + length) == status
-        array = fenced(b"x" * (at + length), sentinel=sentinel)
-        assert kernel.text_status(array.array, at, at + length) == kernel.TEXT_OK
-        assert array.intact
-
-
-def test_bytes_after_the_end_do_not_count() -> None:
-    blob = b"12345678\xc3\xa9\x01"
-    array = fenced(blob).array
-    assert kernel.text_status(array, 0, 8) == kernel.TEXT_OK
-    assert kernel.text_status(array, 0, 9) == kernel.TEXT_NOT_UTF8
-    assert kernel.text_status(array, 0, 10) == kernel.TEXT_OK
-    assert kernel.text_status(array, 0, 11) == kernel.TEXT_SEPARATOR
-    assert kernel.java_hash(array, 0, 9) == java_hash("12345678\ufffd")

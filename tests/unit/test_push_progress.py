@@ -81,16 +81,6 @@ def test_queues_named_by_the_broker_are_dropped_and_the_others_committed_at_once
     assert (member.due(), member.progress.trouble, member.progress.due_at()) == ({}, None, float("inf"))
 
 
-def test_if_the_broker_names_no_queue_each_is_committed_separately(member: Member) -> None:
-    answer(member.due(), {"t": EpochFenced("not yours")})
-    assert len(member.held()) == 5
-    again = member.due()
-    assert list(again) == ["t [0]", "t [1]", "t [2]", "t [3]"]
-    answer(again, {"t [1]": EpochFenced("not yours")})
-    assert member.held() == [("t", 0), ("t", 2), ("t", 3), ("u", 0)]
-    assert member.due() == {}
-
-
 def test_a_queue_granted_after_the_commit_is_not_dropped(member: Member) -> None:
     requests = member.due()
     member.claims.assign(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flintmq.broker.replication.core.messages import Welcome
-from flintmq.broker.replication.member.table_sender import AcceptedLinks, TableSender
+from flintmq.broker.replication.member.links import AcceptedLinks, TableSender
 from flintmq.broker.replication.member.tables import TopicsTable
 from flintmq.broker.store import MessageStore
 from flintmq.protocol.commands import Command, ReplicateTableRequest

@@ -4,67 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import cast
 
 import pytest
 
-from flintmq.broker.app.lifecycle import Lifecycle
-from flintmq.broker.config import Settings
-from flintmq.broker.net.connection import ClientConnection
 from flintmq.broker.requests.broker import Broker
 from flintmq.broker.requests.request import COLD_READS_MAX, Request
 from flintmq.broker.store import WouldBlock
 from flintmq.protocol import commands
 from flintmq.protocol.errors import InvalidParameter, SystemBusy
-from flintmq.protocol.fields import encode_fields
-from flintmq.protocol.frames import REQUEST, Frame, FrameParser
-from tests.paired_brokers import Wire
+from tests.paired_brokers import Connected, broker_of, running
 
 
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    values = Settings.model_validate(
-        {
-            "store": {"path": str(tmp_path)},
-            "server": {"listen": "127.0.0.1:0"},
-            "flush": {"policy": "async"},
-            "metrics": {"listen": "off"},
-            "limits": {"held_pulls_per_connection_max": 4},
-        }
-    )
-    lifecycle = Lifecycle(values, lambda part, error: None)
-    await lifecycle.start(lambda stage, done, total: None)
-    assert lifecycle._broker is not None
-    yield lifecycle._broker
-    await lifecycle.stop()
+    async with running(tmp_path, "async", limits={"held_pulls_per_connection_max": 4}) as lifecycle:
+        yield broker_of(lifecycle)
 
 
-class Client:
-    """One connection to the broker, whose requests a test handles itself."""
+class Client(Connected):
+    """One connection to the broker."""
 
     def __init__(self, broker: Broker) -> None:
+        super().__init__(broker)
         self.broker = broker
-        self.wire = Wire()
-        self.connection = ClientConnection(broker, ("127.0.0.1", 50_000), lambda lost: None)
-        self.connection.connection_made(cast(asyncio.Transport, self.wire))
 
-    def request(self) -> Request:
+    def asked(self) -> Request:
         """Return a request, whose handler is the test."""
-        body = bytearray(b"body")
-        fields = encode_fields(commands.QueueRequest("orders", 1)) | {"unknown": "x" * 1_000}
-        frame = Frame(REQUEST, commands.GET_MIN_OFFSET.code, 7, fields, body, 0, len(body))
-        frame.began = time.monotonic()
-        return Request(self.connection, frame)
+        return self.request(commands.GET_MIN_OFFSET, commands.QueueRequest("orders", 1), b"body", unknown="x" * 1_000)
 
     def codes(self) -> list[int]:
         """Return the result codes of the answers so far."""
-        parser = FrameParser()
-        parser.writable()[: len(self.wire.sent)] = self.wire.sent
-        parser.received(len(self.wire.sent))
-        return [frame.code for frame in iter(parser.next_frame, None)]
+        return [frame.code for frame in self.answers()]
 
     async def done(self) -> None:
         """Wait until no task handles a request."""
@@ -90,14 +62,14 @@ def cold(until: threading.Event) -> Callable[[bool], int]:
 
 async def test_a_request_that_need_not_wait_is_answered_at_once_without_a_task(broker: Broker) -> None:
     client = Client(broker)
-    client.request().begin(offset(client.request(), lambda hot: 1))
+    client.asked().begin(offset(client.asked(), lambda hot: 1))
     assert (client.codes(), broker.tasks) == ([0], set())
 
 
 async def test_an_error_before_the_first_wait_is_raised_and_a_later_one_becomes_the_response(broker: Broker) -> None:
     client, go = Client(broker), threading.Event()
     go.set()
-    request = client.request()
+    request = client.asked()
 
     async def refused(wait: bool) -> None:
         if wait:
@@ -116,7 +88,7 @@ async def test_an_error_before_the_first_wait_is_raised_and_a_later_one_becomes_
 
 async def test_an_unexpected_error_after_a_wait_is_answered(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     client = Client(broker)
-    request = client.request()
+    request = client.asked()
 
     async def broken() -> None:
         await asyncio.sleep(0)
@@ -132,11 +104,11 @@ async def test_an_unexpected_error_after_a_wait_is_answered(broker: Broker, capl
 async def test_cold_reads_of_a_connection_take_turns_and_too_many_are_refused(broker: Broker) -> None:
     client, go = Client(broker), threading.Event()
     for _ in range(4):
-        request = client.request()
+        request = client.asked()
         request.begin(offset(request, cold(go)))
     deferred = client.connection.deferred
     assert (deferred.cold_reads, len(deferred.cold_waiting)) == (COLD_READS_MAX, 4 - COLD_READS_MAX)
-    request = client.request()
+    request = client.asked()
     with pytest.raises(SystemBusy):
         request.begin(offset(request, cold(go)))
     go.set()
@@ -150,7 +122,7 @@ async def test_a_client_that_does_not_read_makes_its_cold_reads_wait(broker: Bro
     client, go = Client(broker), threading.Event()
     go.set()
     client.connection.pause_writing()
-    request = client.request()
+    request = client.asked()
     request.begin(offset(request, cold(go)))
     for _ in range(5):
         await asyncio.sleep(0)
@@ -170,7 +142,7 @@ async def test_a_lost_connection_ends_what_waits_for_it(broker: Broker) -> None:
         return cold(go)(hot)
 
     for _ in range(3):
-        request = client.request()
+        request = client.asked()
         request.begin(offset(request, counted))
     for _ in range(5):
         await asyncio.sleep(0)
@@ -181,7 +153,7 @@ async def test_a_lost_connection_ends_what_waits_for_it(broker: Broker) -> None:
     assert (client.codes(), client.connection.deferred.undispatched) == ([], 0)
     # The threads are free for others.
     other = Client(broker)
-    request = other.request()
+    request = other.asked()
     request.begin(offset(request, cold(go)))
     await other.done()
     assert other.codes() == [0]
@@ -189,7 +161,7 @@ async def test_a_lost_connection_ends_what_waits_for_it(broker: Broker) -> None:
 
 async def test_a_connection_that_ends_waits_for_its_tasks(broker: Broker) -> None:
     client, go = Client(broker), threading.Event()
-    request = client.request()
+    request = client.asked()
     request.begin(offset(request, cold(go)))
     client.connection.finish()
     assert not client.connection.responses.closed

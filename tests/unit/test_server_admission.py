@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.app.lifecycle import Lifecycle
-from flintmq.broker.config_sources import load_settings
 from flintmq.broker.net.connection import ClientConnection
 from flintmq.broker.net.server import Listener, Server
 from flintmq.protocol.errors import SystemBusy
 from flintmq.protocol.frames import FrameParser
+from tests.paired_brokers import running
 
 LISTENER = Listener([])
 
@@ -43,19 +42,10 @@ async def admitted(server: Server, host: str) -> bool:
 @pytest.fixture
 async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
     """Yield the server of a running broker; it accepts connections, and does not serve them."""
-    flags = {
-        "limits.connections_per_address_max": 2,
-        "store.path": str(tmp_path),
-        "server.listen": "127.0.0.1:0",
-        "metrics.listen": "off",
-    }
-    settings = load_settings(config=None, environment={}, assignments=[], flags=flags)
-    lifecycle = Lifecycle(settings, lambda part, error: None)
-    await lifecycle.start(lambda stage, done, total: None)
-    assert lifecycle._server is not None
-    monkeypatch.setattr(lifecycle._server, "_take", _taken)
-    yield lifecycle._server
-    await lifecycle.stop()
+    async with running(tmp_path, "async", limits={"connections_per_address_max": 2}) as lifecycle:
+        assert lifecycle._server is not None
+        monkeypatch.setattr(lifecycle._server, "_take", _taken)
+        yield lifecycle._server
 
 
 async def _taken(connection: ClientConnection, sock: socket.socket) -> None:

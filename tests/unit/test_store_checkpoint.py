@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import struct
 import time
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 
 from flintmq.broker.store.tables.checkpoint import Mark, StoreCheckpoint
 from flintmq.protocol.storage.layout import CHECKPOINT, CHECKPOINT_FILE_BYTES
-from tests.store_tools import UnsyncedFiles, append, assert_holds, kill, open_store, overwrite, plain, put, reopen
+from tests.store_tools import UnsyncedFiles, append, open_store, plain, put
 
 NOW_MS = int(time.time() * 1000)
 
@@ -54,16 +52,6 @@ def test_no_file_and_zeros_are_no_mark_and_reading_makes_no_file(tmp_path: Path)
         path.write_bytes(content)
         checkpoint = load(path)
         assert (checkpoint.mark, checkpoint.physic_msg_timestamp) == (None, 0)
-
-
-@pytest.mark.parametrize("at", range(88))
-def test_any_changed_byte_makes_the_mark_no_mark(tmp_path: Path, at: int) -> None:
-    path = tmp_path / "checkpoint"
-    write(path)
-    held = path.read_bytes()
-    overwrite(path, at, bytes([held[at] ^ 0x10]))
-    unused = 40 <= at < 64
-    assert load(path).mark == (Mark(1000, 900) if unused else None)
 
 
 def test_times_of_rocketmq_are_taken_and_kept(tmp_path: Path) -> None:
@@ -109,33 +97,3 @@ def test_flushes_and_syncs_move_the_mark(tmp_path: Path) -> None:
     store.close()
     assert load(path).mark == Mark(store.write_offset, store.write_offset)
     assert times_of(path)[2] != 0
-
-
-@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "killed"])
-@pytest.mark.parametrize("damage", ["gone", "zeros", "random", "short", "empty"])
-def test_a_lost_checkpoint_loses_nothing_else(tmp_path: Path, damage: str, stopped: bool) -> None:
-    store = open_store(tmp_path / "store")
-    sent = put(store, "orders", 0, plain(70))
-    store.sync_derived()
-    sent += put(store, "orders", 1, plain(70))
-    if stopped:
-        store.close()
-    else:
-        kill(store)
-    path = store.path / "checkpoint"
-    if damage == "gone":
-        path.unlink()
-    else:
-        content = {"zeros": bytes(4096), "random": random.Random(7).randbytes(4096), "short": bytes(17), "empty": b""}
-        path.write_bytes(content[damage])
-    store, report = reopen(tmp_path / "store")
-    assert report.truncated_bytes == 0
-    assert_holds(store, sent)
-    sent += put(store, "orders", 1, plain(5))
-    store.close()
-    assert load(path).mark == Mark(store.write_offset, store.write_offset)
-    assert struct.unpack(">q", path.read_bytes()[:8])[0] == sent[-1].store_ms
-    store, report = reopen(tmp_path / "store")
-    assert (report.clean, report.rebuilt) == (True, [])
-    assert_holds(store, sent)
-    store.close()

@@ -14,7 +14,7 @@ from flintmq.broker.store.files.json_table import ConfigFile, next_data_version,
 from flintmq.broker.store.tables.offset_tables import ConsumerOffsetTable, DelayOffsetTable
 from flintmq.broker.store.tables.topic_table import TopicTable
 from flintmq.protocol.checked_json import CHECKSUM_KEY, encode_checked
-from tests.store_tools import UnsyncedFiles, assert_holds, kill, open_store, plain, put, reopen, tree
+from tests.store_tools import UnsyncedFiles, assert_holds, kill, open_store, plain, put, reopen
 
 ROCKETMQ_OFFSETS = (
     '{"dataVersion":{"counter":4,"stateVersion":0,"timestamp":1700000000000},'
@@ -94,25 +94,6 @@ def test_removing_the_checksum_allows_a_change_by_hand(tmp_path: Path) -> None:
     del table[CHECKSUM_KEY]
     file.path.write_text(json.dumps(table))
     assert file.load(as_it_is) == {"a": 18}
-
-
-def test_a_table_with_a_wrong_checksum_is_read_from_the_backup_and_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    file = config_file(tmp_path, None)
-    file.save({"a": 17})
-    file.save({"a": 18})
-    file.path.write_text(file.path.read_text().replace("18", "98"))
-    assert file.load(as_it_is) == {"a": 17}
-    assert "table.json cannot be read" in caplog.text
-    assert "table.json.bak instead" in caplog.text
-
-
-def test_two_broken_files_are_an_error_that_names_both(tmp_path: Path) -> None:
-    with pytest.raises(CorruptFile) as raised:
-        config_file(tmp_path, "{", "}").load(as_it_is)
-    for name in (f"{tmp_path / 'table.json'} cannot", f"{tmp_path / 'table.json.bak'} cannot", "Restore"):
-        assert name in str(raised.value)
 
 
 def test_a_broken_file_never_becomes_the_backup(tmp_path: Path) -> None:
@@ -205,28 +186,6 @@ def test_consumer_offsets_keep_rocketmqs_other_fields(tmp_path: Path) -> None:
 @pytest.mark.parametrize("before", [None, 5, {"counter": "x"}, {"counter": None}, {}])
 def test_an_invalid_version_begins_at_one(before: Any) -> None:
     assert next_data_version(before)["counter"] == 1
-
-
-@pytest.mark.parametrize("name", ["topics.json", "consumerOffset.json", "delayOffset.json"])
-def test_a_start_with_two_broken_files_is_refused_and_changes_nothing(tmp_path: Path, name: str) -> None:
-    store = open_store(tmp_path / "store")
-    sent = put(store, "orders", 0, plain(3))
-    store.close()
-    config = store.path / "config"
-    before = {path.name: path.read_bytes() for path in config.iterdir()}
-    (config / name).write_text("{]")
-    (config / f"{name}.bak").write_text("no table")
-    broken = tree(store.path)
-    with pytest.raises(CorruptFile, match=f"{name}.*{name}.bak"):
-        open_store(tmp_path / "store")
-    assert tree(store.path) == broken
-    for each in (name, f"{name}.bak"):
-        (config / each).unlink()
-        if each in before:
-            (config / each).write_bytes(before[each])
-    store = open_store(tmp_path / "store")
-    assert_holds(store, sent)
-    store.close()
 
 
 def test_lost_topics_are_found_again_in_the_log(tmp_path: Path) -> None:

@@ -22,8 +22,7 @@ from .table import IN_FLIGHT_MAX, Expired, InFlightTable, QueueKey, Take
 
 if TYPE_CHECKING:
     from ....protocol.storage.record import Record
-    from ...background.loop_work import CallAt, LoopTimer
-    from ...background.service import OnFatal
+    from ...background.loop_work import CallAt, LoopTimer, OnFatal
     from ...store import MessageStore, PopEntry
     from ..groups.coordinator import GroupCoordinator
     from ..redelivery import RetryPolicy, Tally

@@ -11,8 +11,8 @@ from ....protocol.auth.permissions import GROUP, TOPIC
 from ....protocol.remoting import codes
 from ....protocol.remoting.fastjson import encode
 from ...handlers.broker_admin import change_hot_settings
-from ..bodies import encode_lines, settings_lines
 from ..figures import own_changes, rocketmq_settings, runtime_table
+from ..request import encode_lines, settings_lines
 from ..rules import sees
 from .topics import reply_json
 

@@ -18,12 +18,12 @@ from ...delivery.groups.consumer_clients import (
     ClientRole,
     ClientSubscription,
 )
+from ...filters import compile_filter
 from ...handlers.groups import SUBSCRIPTION_CHARS_MAX, SUBSCRIPTIONS_MAX
 from ...store import TopicConfig
-from ..bodies import AT_ONCE_BYTES_MAX
 from ..gateway import RemotingClient
+from ..request import AT_ONCE_BYTES_MAX
 from ..rules import INNER_PRODUCER_GROUP, check
-from ..subscription import check_subscription, tags_and_filter
 
 if TYPE_CHECKING:
     from ...delivery.groups.consumer_clients import ConsumerClients
@@ -365,3 +365,47 @@ def queue_rows(gateway: RemotingGateway, queues: Iterable[Queue]) -> list[dict[s
 def queue_row(gateway: RemotingGateway, queue: Queue) -> dict[str, object]:
     """Return a queue as RocketMQ's ``MessageQueue``."""
     return {"brokerName": gateway.broker_name, "queueId": queue[1], "topic": queue[0]}
+
+
+# ---- Subscriptions of RocketMQ's clients in FlintMQ's form: tags, or a filter.
+
+TAG = "TAG"
+SQL92 = "SQL92"
+TAGS_CHARS_MAX = 16 * 1024
+"""Maximum length of a subscription's tags: those of a pull that waits take at most 0.5 MiB, which count towards
+``limits.held_pulls_max``. RocketMQ has no such limit."""
+
+
+def tags_and_filter(subscription: ClientSubscription) -> tuple[str, str]:
+    """Return the tags and the filter that a pull for a subscription selects with; both empty for all messages.
+
+    Raises ``FilterIllegal``. The filter is not parsed yet.
+    """
+    expression, kind = subscription.expression, subscription.expression_type
+    if kind == SQL92:
+        return "", expression
+    if kind != TAG:
+        raise FilterIllegal(
+            f"the subscription to topic {subscription.topic:.127} is of type {kind!r}; use {TAG}, for tags such as "
+            f"a || b, or {SQL92}, for a condition"
+        )
+    if len(expression) > TAGS_CHARS_MAX:
+        raise FilterIllegal(
+            f"the tags of topic {subscription.topic:.127} have {len(expression):,} characters; the maximum is "
+            f"{TAGS_CHARS_MAX:,}"
+        )
+    return " || ".join(split_tags(expression)), ""
+
+
+def split_tags(expression: str) -> list[str]:
+    """Return the tags in an expression; none if it means all messages."""
+    tags = [tag for tag in map(str.strip, expression.split("||")) if tag]
+    # A part that means all messages makes the others superfluous.
+    return [] if "*" in tags else tags
+
+
+def check_subscription(subscription: ClientSubscription) -> None:
+    """Raise ``FilterIllegal`` unless a pull can select with the subscription."""
+    _, condition = tags_and_filter(subscription)
+    if condition:
+        compile_filter(condition)

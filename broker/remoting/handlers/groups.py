@@ -28,11 +28,10 @@ from ...delivery.pop.service import ALL_QUEUES
 from ...handlers.groups import HOT_QUEUES_MAX
 from ...handlers.offsets import sees_progress
 from ...store import WouldBlock
-from ..bodies import message_queue
 from ..gateway import RemotingClient
+from ..request import message_queue
 from ..rules import check, sees
-from ..subscription import SQL92, TAG, split_tags
-from .clients import queue_row
+from .clients import SQL92, TAG, queue_row, split_tags
 from .topics import reply_json
 
 if TYPE_CHECKING:

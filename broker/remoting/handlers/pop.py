@@ -35,7 +35,7 @@ from ..handles import (
     queue_of,
     start_offset_info,
 )
-from ..subscription import TAG, tags_and_filter
+from .clients import TAG, tags_and_filter
 
 if TYPE_CHECKING:
     from ...delivery.pop.service import PopService

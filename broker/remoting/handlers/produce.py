@@ -34,8 +34,8 @@ from ....protocol.storage.record import PROPERTY_DELAY, PROPERTY_UNIQ_KEY, decod
 from ...addresses import format_address
 from ...delivery.redelivery import FailedMessages, RetryPolicy, topics_for
 from ...delivery.routing import DAY_MS, route_recall
+from ...handlers.pop import consumed_by
 from ...handlers.produce import NATIVE, Duplicate, SendContext, append_frame, append_waiting, check_load
-from ...handlers.send_back import consumed_by
 from ...store import LAYOUT_BATCH, LAYOUT_BODY, Places, TopicConfig, count_batch
 from ..gateway import RemotingClient
 from ..handles import RecallRefused, recall_handle, split_recall_handle

@@ -20,7 +20,7 @@ from ...store import KeySearch, QueryResult, WouldBlock
 from ...store.read.queries import LATEST_MS, QUERY_PAGE_MAX
 from ..request import PullMoved, RemotingRequest, pull_fields
 from ..rules import sees
-from ..subscription import TAG, tags_and_filter
+from .clients import TAG, tags_and_filter
 from .groups import subscription_row
 from .topics import reply_json
 

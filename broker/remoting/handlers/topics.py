@@ -11,13 +11,13 @@ from ....protocol.commands import UpdateAndCreateTopicRequest
 from ....protocol.commands.common import QUEUES_MAX
 from ....protocol.errors import InvalidParameter, TopicNotExist
 from ....protocol.remoting import codes
+from ....protocol.remoting.command import ACCESS_KEY
 from ....protocol.remoting.fastjson import ObjectMap, encode
-from ....protocol.remoting.signature import ACCESS_KEY
 from ...delivery.topic_changes import AS_IT_IS
 from ...store import TopicConfig
-from ..bodies import encode_lines, message_queue
 from ..json_fields import JsonFields
 from ..name_server import PRIMARY_ID
+from ..request import encode_lines, message_queue
 from ..rules import check, sees
 from ..sends import DEFAULT_TOPIC
 from ..topic_rows import pop_retry_topics

@@ -6,14 +6,13 @@ from dataclasses import replace
 from enum import Enum
 
 from .configuration import Proposal, ProposalOutcome, RegistryState, SetConfig, last_epoch, without_deleted
-from .follower import Follower, FollowerStage
-from .log_state import LogState
 from .messages import (
     Action,
     Close,
     Hello,
     HoldLease,
     Lead,
+    LogState,
     Message,
     PositionReport,
     Propose,
@@ -25,8 +24,8 @@ from .messages import (
     StepDown,
     Stop,
 )
-from .primary import Patience, Primary
 from .rules import Limits, Rules
+from .stream import Follower, FollowerStage, Patience, Primary
 
 
 class Role(Enum):

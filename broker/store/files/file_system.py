@@ -37,7 +37,6 @@ class Files:
         return open_file(path, READ_WRITE | (os.O_CREAT if create else 0))
 
     def close(self, fd: int) -> None:
-        """Close a descriptor."""
         os.close(fd)
 
     def size(self, fd: int) -> int:

@@ -305,7 +305,6 @@ class JournalledTable(ABC):
 
     @property
     def journal_path(self) -> Path:
-        """Path of the journal."""
         return self._journal.path
 
     @property

@@ -214,7 +214,6 @@ class MappedFileQueue:
                 raise
 
     def find(self, offset: int) -> MappedFile | None:
-        """Return the file that contains ``offset``, or None."""
         files = self.files
         if not files:
             return None
@@ -261,6 +260,5 @@ class MappedFileQueue:
         return removed
 
     def close(self) -> None:
-        """Close all files."""
         for file in self.files:
             file.close()

@@ -86,7 +86,6 @@ class AbortFile:
         self._path = store / "abort"
 
     def exists(self) -> bool:
-        """Return whether the file exists."""
         return self._path.exists()
 
     def create(self) -> None:

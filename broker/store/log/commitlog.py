@@ -359,6 +359,5 @@ class CommitLog:
                 file.release()
 
     def close(self) -> None:
-        """Close all files."""
         self.ahead.close()
         self.queue.close()

@@ -1,186 +1,24 @@
-"""Check of queues and index against the log: derive a range of the log again, and compare it with the files."""
+"""Examination of queues and index at a start: what is sound, and what must be refilled from the log."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ....protocol.storage.layout import PRE_BLANK_SIZE, UNIT_BYTES
 from ...kernels import dispatch as kernel
 from ..check import EntryComparison, UnitComparison
-from ..derivation import CheckDerivation, Run
-from ..dispatch import damaged_record, impossible_queue
 from ..errors import DamagedRecord
 from ..index import index_problem
 from ..queues import count_units, first_unit, last_record_unit, order_problem
+from .loaded_store import DERIVED_CHUNK_BYTES
 
 if TYPE_CHECKING:
     from ..queues import ConsumeQueue, ConsumeQueueTable
-    from ..tables.checkpoint import Mark
     from .loaded_store import LoadedStore, Progress
-
-
-class CheckedLog(Protocol):
-    """The log of a start, whose end is known. ``checked_from``: physical offset from which every record was checked."""
-
-    mark: Mark | None
-    checked_from: int
-
-    def has_record_of(self, queue: ConsumeQueue, unit: tuple[int, int, int]) -> bool:
-        """Return whether a unit of the queue (queue offset, physical offset, size) points at its own sound record."""
-
-    def record_there(self, physical_offset: int, size: int) -> tuple[bytes, int, int] | None:
-        """Return (topic, queue, queue offset) from the sound record of this size there, or None."""
-
-
-CHUNK_BYTES = 4 * 1024 * 1024
-"""CommitLog bytes that one kernel call derives."""
-
-
-@dataclass(frozen=True, slots=True)
-class Derived:
-    """The units and keys of a part of the log that ends at the physical offset ``end``.
-
-    ``keys``: rows of the kernel's in one array. In ``runs``, the queue offsets of a queue ascend.
-    """
-
-    end: int
-    runs: list[Run]
-    keys: np.ndarray
-
-
-def derive(store: LoadedStore, begin: int, end: int, impossible: list[DamagedRecord]) -> Iterator[Derived]:
-    """Derive the units and keys of ``[begin, end)`` as dispatch would, up to the first record that is not sound.
-
-    Both bounds must be record boundaries. A yielded object is valid until the next step. Adds records whose parts are
-    sound but which no queue can have to ``impossible``, and skips them. A record whose queue offset is not above those
-    of its queue before it has no unit.
-    """
-    commitlog, derivation = store.commitlog, CheckDerivation(store.queues, kernel.DERIVE)
-    following: dict[int, int] = {}
-    at = begin
-    while at < end and (file := commitlog.queue.find(at)) is not None:
-        array, position = file.array(), at - file.start_offset
-        stop = min(position + CHUNK_BYTES, end - file.start_offset, file.size)
-        status, position = derivation.step(array, position, stop, file.start_offset)
-        at = file.end_offset if status == kernel.BLANK else file.start_offset + position
-        yield Derived(at, list(_ascending(derivation, following)), derivation.required_keys())
-        for kind, place, _ in derivation.flaws():
-            if kind == kernel.FLAW_NO_QUEUE_OFFSET:
-                impossible.append(damaged_record(file, place, kernel.BAD_QUEUE_OFFSET))
-        if status == kernel.NEW_QUEUE:
-            impossible.append(impossible_queue(commitlog, at, *derivation.record_queue(array, position)[:2]))
-            at += derivation.record_bytes
-        elif status == kernel.BLANK:
-            file.release()
-        elif status not in (kernel.DONE, kernel.FULL):
-            return
-
-
-def _ascending(derivation: CheckDerivation, following: dict[int, int]) -> Iterator[Run]:
-    """Yield the runs of a step without the units that are not above the earlier ones of their queue.
-
-    ``following``: the queue offset after the last one, by the queue's row.
-    """
-    for queue, queue_offset, units in derivation.unit_runs():
-        next_offset = queue_offset + len(units) // UNIT_BYTES
-        skipped = max(following.get(queue.row, 0) - queue_offset, 0)
-        if skipped < next_offset - queue_offset:
-            following[queue.row] = next_offset
-            yield Run(queue, queue_offset + skipped, units[skipped * UNIT_BYTES :])
-
-
-class DerivedCheck:
-    """Compares queues and index with the log. Changes nothing."""
-
-    def __init__(self, store: LoadedStore) -> None:
-        self._store = store
-        self._commitlog = store.commitlog
-        self._queues = store.queues
-        self._index = store.index
-        self.impossible: list[DamagedRecord] = []
-        """Records found by the last ``compare`` that no queue can have."""
-
-    def compare(
-        self,
-        begin: int,
-        end: int,
-        problems: dict[int, str],
-        counts: dict[int, int],
-        index_files: int,
-        progress: Progress,
-        on_gap: Callable[[int, int, int], str],
-    ) -> tuple[str, int]:
-        """Compare ``[begin, end)`` with the queues and with the first ``index_files`` index files.
-
-        Returns (problem of the index, number of index files that are right). Skips queues that have an entry in
-        ``problems`` already, and adds one for each queue that differs. ``counts``: number of units of each compared
-        queue that point below ``end``, by row.
-
-        Index entries past ``end`` are compared too, because they will not be inserted again.
-        ``on_gap(row, first, end)`` is called for queue offsets ``[first, end)`` that no record has, although
-        there are units for them or later records; it returns the problem of the queue, empty if it has none.
-        """
-        self.impossible = []
-        following: dict[int, int] = {}
-        unsound = set(problems)
-
-        def look_between(row: int, first: int, behind: int) -> None:
-            if first < behind and row not in unsound and (problem := on_gap(row, first, behind)):
-                problems.setdefault(row, problem)
-
-        files = self._index.files[:index_files]
-        unit_comparison, entries = UnitComparison(end), EntryComparison(files, begin, end)
-        index_end = max((file.end_physical_offset + 1 for file in files if file.index_count > 1), default=0)
-        reach = min(max(end, index_end), self._commitlog.write_offset)
-        for derived in derive(self._store, begin, end, self.impossible):
-            for run in derived.runs:
-                queue, first, units = run
-                row = queue.row
-                look_between(row, following[row] if row in following else self._count_below(row, begin, first), first)
-                following[row] = first + len(units) // UNIT_BYTES
-                if row not in problems and queue.end_byte:
-                    flaw = next(unit_comparison.compare(run), None)
-                    if flaw is not None:
-                        problems[row] = f"message {flaw.first:,}: {flaw.text}"
-            entries.compare(derived.keys, derived.end)
-            progress("checking queues and index", derived.end - begin, reach - begin)
-        for row, count in counts.items():
-            look_between(row, following[row] if row in following else self._count_below(row, begin, count), count)
-        for row in following:  # a queue of only rolled back messages is not there, and rightly has no files
-            if not self._queues.rows[row].end_byte:
-                problems.setdefault(row, "it has no files")
-        for derived in derive(self._store, max(begin, end), reach, self.impossible):
-            entries.compare(derived.keys, derived.end)
-        return entries.problem, entries.files_right
-
-    def _count_below(self, row: int, physical_offset: int, without_files: int) -> int:
-        """Return the number of units of a queue below a physical offset; ``without_files`` if it has no files."""
-        queue = self._queues.rows[row]
-        return count_units(queue, physical_offset) if queue.end_byte else without_files
-
-    def keys_of(self, physical_offset: int) -> np.ndarray | None:
-        """Return the record's keys, rows of the kernel's in one array; None if there is no record there."""
-        found = []
-        for derived in derive(self._store, physical_offset, physical_offset + 1, self.impossible):
-            if derived.end > physical_offset:
-                found.append(derived.keys.copy())
-        return np.concatenate(found) if found else None
-
-    def first_key_offset(self) -> int | None:
-        """Return the physical offset of the first record with a key; None if the log's first chunk has none."""
-        begin = self._commitlog.start_offset
-        end = min(begin + CHUNK_BYTES, self._commitlog.write_offset)
-        for derived in derive(self._store, begin, end, self.impossible):
-            if len(derived.keys):
-                return int(derived.keys[kernel.K_PHYSICAL_OFFSET])
-        return None
-
-
-# ---- Examination of queues and index at a start: what is sound, and what must be refilled from the log.
+    from .log_recovery import LogRecovery
 
 GAP_UNITS_JUDGED_MAX = 1000
 """Maximum number of units of one gap that are compared with the records that they point at."""
@@ -205,20 +43,19 @@ class Examination:
     def __init__(
         self,
         store: LoadedStore,
-        log: CheckedLog,
-        check: DerivedCheck,
+        log: LogRecovery,
         progress: Progress,
         *,
         is_unknown: Callable[[str], bool],
         note: Callable[[str], None],
         rebuild: bool,
     ) -> None:
+        self._store = store
         self._commitlog = store.commitlog
         self._queues = store.queues
         self._index = store.index
         self._state = store.state
         self._log = log
-        self._check = check
         self._progress = progress
         self._is_unknown = is_unknown
         self._note = note
@@ -229,6 +66,8 @@ class Examination:
         self._rebuild = rebuild
         self.changed_from = 1 << 62
         """Physical offset from which the log may differ from the one that queues and index were derived from."""
+        self._impossible: list[DamagedRecord] = []
+        """Records found by the last comparison that no queue can have."""
         self.liars: dict[int, DamagedRecord] = {}
         """Records, by physical offset, whose queue or queue offset contradicts the queues' units or is impossible."""
 
@@ -251,11 +90,8 @@ class Examination:
         keep = self._drop_unfounded(self._drop_changed(keep))
         # From the checkpoint's mark at the latest: of the index files after it, only a newer one may be on disk.
         begin = max(min(self._log.checked_from, self.changed_from, dispatched), self._commitlog.start_offset)
-        problems = dict(self.queue_problems)
-        wrong, keep = self._check.compare(
-            begin, dispatched, problems, counts, keep, self._progress, self._look_for_liars
-        )
-        self.liars.update({each.physical_offset: each for each in self._check.impossible})
+        problems, wrong, keep = self._compare(begin, dispatched, counts, keep)
+        self.liars.update({each.physical_offset: each for each in self._impossible})
         if self.liars:
             return counts, keep
         self.queue_problems.update(problems)
@@ -266,6 +102,75 @@ class Examination:
         if self.index_problem:
             self._note(self.index_problem)
         return counts, keep
+
+    def _compare(
+        self, begin: int, end: int, counts: dict[int, int], index_files: int
+    ) -> tuple[dict[int, str], str, int]:
+        """Compare ``[begin, end)`` with the queues and with the first ``index_files`` index files. Changes no file.
+
+        Returns (the problem of each queue, by row; that of the index; the number of index files that are right). Only
+        queues without a known problem are compared. ``counts``: number of units of each compared queue that point below
+        ``end``, by row. Index entries past ``end`` are compared too, because they will not be inserted again.
+        """
+        self._impossible = []
+        problems = dict(self.queue_problems)
+        following: dict[int, int] = {}
+
+        def look_between(row: int, first: int, behind: int) -> None:
+            # No record has these queue offsets, although there are units for them or later records.
+            if (
+                first < behind
+                and row not in self.queue_problems
+                and (problem := self._look_for_liars(row, first, behind))
+            ):
+                problems.setdefault(row, problem)
+
+        files = self._index.files[:index_files]
+        unit_comparison, entries = UnitComparison(end), EntryComparison(files, begin, end)
+        index_end = max((file.end_physical_offset + 1 for file in files if file.index_count > 1), default=0)
+        reach = min(max(end, index_end), self._commitlog.write_offset)
+        for derived in self._store.derive(begin, end, self._impossible):
+            for run in derived.runs:
+                queue, first, units = run
+                row = queue.row
+                look_between(row, following[row] if row in following else self._count_below(row, begin, first), first)
+                following[row] = first + len(units) // UNIT_BYTES
+                if row not in problems and queue.end_byte:
+                    flaw = next(unit_comparison.compare(run), None)
+                    if flaw is not None:
+                        problems[row] = f"message {flaw.first:,}: {flaw.text}"
+            entries.compare(derived.keys, derived.end)
+            self._progress("checking queues and index", derived.end - begin, reach - begin)
+        for row, count in counts.items():
+            look_between(row, following[row] if row in following else self._count_below(row, begin, count), count)
+        for row in following:  # a queue of only rolled back messages is not there, and rightly has no files
+            if not self._queues.rows[row].end_byte:
+                problems.setdefault(row, "it has no files")
+        for derived in self._store.derive(max(begin, end), reach, self._impossible):
+            entries.compare(derived.keys, derived.end)
+        return problems, entries.problem, entries.files_right
+
+    def _count_below(self, row: int, physical_offset: int, without_files: int) -> int:
+        """Return the number of units of a queue below a physical offset; ``without_files`` if it has no files."""
+        queue = self._queues.rows[row]
+        return count_units(queue, physical_offset) if queue.end_byte else without_files
+
+    def keys_of(self, physical_offset: int) -> np.ndarray | None:
+        """Return the record's keys, rows of the kernel's in one array; None if there is no record there."""
+        found = []
+        for derived in self._store.derive(physical_offset, physical_offset + 1, self._impossible):
+            if derived.end > physical_offset:
+                found.append(derived.keys.copy())
+        return np.concatenate(found) if found else None
+
+    def _first_key_offset(self) -> int | None:
+        """Return the physical offset of the first record with a key; None if the log's first chunk has none."""
+        begin = self._commitlog.start_offset
+        end = min(begin + DERIVED_CHUNK_BYTES, self._commitlog.write_offset)
+        for derived in self._store.derive(begin, end, self._impossible):
+            if len(derived.keys):
+                return int(derived.keys[kernel.K_PHYSICAL_OFFSET])
+        return None
 
     def _leave_all(self, counts: dict[int, int]) -> tuple[dict[int, int], int]:
         """Discard all queues and index files, for a rebuild."""
@@ -372,7 +277,7 @@ class Examination:
         return [name for name in names if oldest and name > oldest]
 
     def _index_begins_late(self, keep: int) -> bool:
-        first = self._check.first_key_offset()
+        first = self._first_key_offset()
         if first is None:
             return False
         files = [file for file in self._index.files[:keep] if file.index_count > 1]
@@ -394,7 +299,7 @@ class Examination:
         files, start_offset = self._index.files, self._commitlog.start_offset
         while keep and files[keep - 1].index_count > 1:
             last = files[keep - 1].end_physical_offset
-            if last < start_offset or self._check.keys_of(last) is not None:
+            if last < start_offset or self.keys_of(last) is not None:
                 break
             keep -= 1
             self.index_problem = self.index_problem or f"{files[keep].path}: its last message is not in the log"

@@ -14,7 +14,7 @@ from ....protocol.storage.layout import MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN, UN
 from ....protocol.storage.record import decode_record, without_record_crc
 from ...kernels import dispatch as kernel
 from ..damage import HOLE_BYTES_MIN, LostRange, QuarantinedRange, blank, plan, that_fit
-from ..derivation import ends_file, message_at
+from ..derivation import RecordAt
 from ..files.file_system import zero
 from ..queues import RECORD_BYTES_MAX, count_units, is_filling, read_units
 
@@ -45,8 +45,8 @@ CHAIN_RECORDS_MAX = 65_536
 """Number of records after which a chain counts as real."""
 
 
-RecordIsSound = Callable[[int, int, bytes, int, int], bool]
-"""Predicate: is there a sound record at a physical offset with this size, topic, queue and queue offset?"""
+HasRecordOf = Callable[["ConsumeQueue", tuple[int, int, int]], bool]
+"""Predicate: does a unit of the queue (queue offset, physical offset, size) point at its own sound record?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +109,10 @@ class UnitEvidence:
 class HoleFinder:
     """Finds the ends of holes. Changes nothing."""
 
-    def __init__(self, commitlog: CommitLog, evidence: UnitEvidence, record_is_sound: RecordIsSound) -> None:
+    def __init__(self, commitlog: CommitLog, evidence: UnitEvidence, has_record_of: HasRecordOf) -> None:
         self._files = commitlog.queue
         self._evidence = evidence
-        self._record_is_sound = record_is_sound
-        self._parts = np.zeros(kernel.PARTS, np.int64)
+        self._has_record_of = has_record_of
 
     def end_of(self, begin: int, limit: int, store_ms: int) -> int:
         """Return the end of the hole at ``begin``, at most ``limit``, which must be in the same file.
@@ -142,19 +141,14 @@ class HoleFinder:
 
     def _goes_on(self, file: MappedFile, at: int, store_ms: int) -> bool:
         """Return whether a sound record or the file's blank begins at ``at``."""
-        array, position = file.array(), at - file.start_offset
-        status = kernel.locate(array, position, len(array), at, self._parts)
-        if status == kernel.DONE:
-            return bool(self._parts[kernel.R_STORE_MS] >= store_ms)
-        return status == kernel.BLANK and _ends_file(array, position)
+        record = RecordAt(file, at)
+        return record.store_ms >= store_ms if record.is_sound else record.is_blank(FORGERY_BYTES_MAX)
 
     def _lowest_sound_unit(self, begin: int, limit: int) -> int | None:
         at, width = begin + HOLE_BYTES_MIN, WINDOW_BYTES // 8
         while at < limit:
             for each in self._evidence.between(at, min(at + width, limit)):
-                name = each.queue.topic.encode()
-                place = (each.physical_offset, each.size, name, each.queue.queue_id, each.queue_offset)
-                if self._record_is_sound(*place):
+                if self._has_record_of(each.queue, (each.queue_offset, each.physical_offset, each.size)):
                     return each.physical_offset
             at, width = at + width, 4 * width
         return None
@@ -179,9 +173,10 @@ class HoleFinder:
         extents = {each.physical_offset: each.size for each in self._evidence.between(begin, begin + 1)}
         last = limit if known is None else known
         array, base, end = file.array(), file.start_offset, last - file.start_offset
+        parts = np.zeros(kernel.PARTS, np.int64)
         position = begin - base + max(HOLE_BYTES_MIN, extents.get(begin, 0))
         while position < end:
-            position = search.find_record(array, position, end, base, store_ms, self._parts)
+            position = search.find_record(array, position, end, base, store_ms, parts)
             if position >= end:
                 break
             if self._is_inside(begin, base + position):
@@ -202,19 +197,17 @@ class HoleFinder:
         continues after it. But a forged message has the queue offset of a later, real message; and a chain that breaks
         off may be entirely in one body.
         """
-        array, forged, at, count = file.array(), -1, candidate, 0
+        forged, at, count = -1, candidate, 0
         seen: dict[tuple[bytes, int], tuple[int, int]] = {}
         while at < limit and at - begin <= FORGERY_BYTES_MAX and count < CHAIN_RECORDS_MAX:
-            position = at - file.start_offset
-            status = kernel.locate(array, position, len(array), at, self._parts)
-            if status == kernel.BLANK and _ends_file(array, position):
+            record = RecordAt(file, at)
+            if record.is_blank(FORGERY_BYTES_MAX):
                 break
-            if status != kernel.DONE:
+            if not record.is_sound:
                 return at - 1
-            topic, queue_id, queue_offset = message_at(array, position, self._parts)
-            queue, size = (topic, queue_id), int(self._parts[kernel.R_SIZE])
-            transaction = self._parts[kernel.R_SYS_FLAG] & SysFlag.TRANSACTION_MASK
-            if transaction not in (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK):
+            topic, queue_id, queue_offset = record.message
+            queue, size = (topic, queue_id), record.size
+            if record.transaction not in (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK):
                 before = seen.get(queue) or (self._last_offset(queue, begin), at)
                 if queue_offset <= before[0]:
                     forged = max(forged, before[1])
@@ -231,14 +224,6 @@ class HoleFinder:
             if (known.topic.encode(), known.queue_id) == queue:
                 return count_units(known, below) - 1
         return -1
-
-
-def _ends_file(array: np.ndarray, position: int) -> bool:
-    """Return whether a blank at ``position`` covers the rest of the file and is no longer than the longest message."""
-    return ends_file(array, position) and len(array) - position <= FORGERY_BYTES_MAX
-
-
-__all__ = ["Hole", "HoleFinder", "KnownRecord", "RecordIsSound", "UnitEvidence"]
 
 
 # ---- Containment of damage in the CommitLog: copy the damaged bytes to the quarantine, and write tombstones
@@ -323,19 +308,18 @@ class HoleFiller:
         file = self._commitlog.queue.find(begin)
         if file is None or begin + size > file.end_offset:
             return None
-        array, at, end = self._held(file), begin - file.start_offset, begin + size - file.start_offset
-        parts = np.zeros(kernel.PARTS, np.int64)
+        array, at, end = self._held(file), begin, begin + size
         lost: list[LostRange] = []
         store_ms = 0
         while at < end:
-            if at >= len(array):
+            if at - file.start_offset >= len(array):
                 return None
-            status = kernel.locate(array, at, len(array), file.start_offset + at, parts)
-            if status == kernel.BLANK and end == file.size:
+            found = RecordAt(file, at, array)
+            if found.status == kernel.BLANK and end == file.end_offset:
                 return lost, store_ms, True
-            if status != kernel.DONE:
+            if not found.is_sound:
                 return None
-            record = decode_record(array[at : at + int(parts[kernel.R_SIZE])].tobytes())
+            record = decode_record(found.blob)
             if any(record.body) or without_record_crc(record.properties):
                 return None
             store_ms = record.store_timestamp
@@ -346,7 +330,7 @@ class HoleFiller:
                     lost[-1] = last._replace(messages=last.messages + 1)
                 else:
                     lost.append(each)
-            at += int(parts[kernel.R_SIZE])
+            at += found.size
         return (lost, store_ms, False) if at == end else None
 
     def _file(self, each: QuarantinedRange) -> MappedFile | None:
@@ -379,9 +363,9 @@ class HoleFiller:
         self.read(each.physical_offset, memoryview(held))
         if held == blob[:size]:
             return True
-        parts = np.zeros(kernel.PARTS, np.int64)
-        array, at = self._held(file), each.physical_offset - file.start_offset
-        return at >= len(array) or kernel.locate(array, at, len(array), each.physical_offset, parts) != kernel.DONE
+        array = self._held(file)
+        beyond = each.physical_offset - file.start_offset >= len(array)
+        return beyond or not RecordAt(file, each.physical_offset, array).is_sound
 
     def _held(self, file: MappedFile) -> np.ndarray:
         """Return the bytes of a log file; only the existing ones if it was cut short and is not extended yet."""

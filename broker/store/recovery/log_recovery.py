@@ -18,7 +18,6 @@ from ....protocol.storage.layout import (
     MAGIC_V1,
     MAGIC_V2,
     PRE_BLANK_SIZE,
-    RECORD_HEAD_BYTES,
     RECORD_HEAD_BYTES_MAX,
     UNIT_BYTES,
     SysFlag,
@@ -26,13 +25,13 @@ from ....protocol.storage.layout import (
 from ....protocol.storage.record import unpack_head
 from ....protocol.store_files import file_name
 from ...kernels import dispatch as kernel
+from ..check import points_at_own_record, record_of_size
 from ..damage import LostRange
-from ..derivation import ends_file, message_at
+from ..derivation import LogScan, RecordAt, ends_file
 from ..dispatch import GAP_MAX
 from ..errors import CorruptLog
 from ..files.file_system import zero
 from ..queues import count_units
-from .derived_check import derive
 from .holes import Hole, HoleFinder
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from ..files.mapped_file import MappedFile
     from ..queues import ConsumeQueue
     from ..tables.checkpoint import Mark
-    from .holes import KnownRecord, RecordIsSound, UnitEvidence
+    from .holes import HasRecordOf, KnownRecord, UnitEvidence
     from .loaded_store import LoadedStore, Progress
 
 SCAN_STEP_BYTES = 64 * 1024 * 1024
@@ -95,7 +94,7 @@ class LogRecovery:
         """Recorded first offset of the log, -1 if unknown."""
         self._proves_hole = proves_hole
         self._checksummed = store.state.checksummed
-        self._finder = HoleFinder(store.commitlog, evidence, self.record_is_sound)
+        self._finder = HoleFinder(store.commitlog, evidence, self.has_record_of)
         self._passed_over = dict(passed_over)
         self._verify_all = verify_all
         self.holes: list[Hole] = []
@@ -133,18 +132,11 @@ class LogRecovery:
         mark, files = self.mark, self._files
         if mark is None:
             return
-        if mark.flushed_offset > files.end_offset:
+        for at, why in mark.missing_ends(files.start_offset, files.end_offset, self._log_start, files.file_bytes):
+            on_purpose = f", or, if it was removed on purpose, remove {self._checkpoint.path} too"
             raise CorruptLog(
-                f"{files.folder / file_name(files.end_offset)} is missing: the log ends at {files.end_offset:,}, but "
-                f"{mark.flushed_offset:,} bytes were flushed. Restore it from a backup; nothing was changed"
-            )
-        begin = mark.log_begins_at_most(self._log_start)
-        if files.start_offset > begin:
-            begin -= begin % files.file_bytes
-            raise CorruptLog(
-                f"{files.folder / file_name(begin)} is missing: the log now begins at {files.start_offset:,}. Restore "
-                f"it from a backup, or, if it was removed on purpose, remove {self._checkpoint.path} too. Nothing was "
-                "changed"
+                f"{files.folder / file_name(at)} is missing: {why}. Restore it from a backup"
+                f"{on_purpose if at < files.start_offset else ''}. Nothing was changed"
             )
 
     def _check_heads(self, heads: list[FileHead]) -> None:
@@ -231,7 +223,8 @@ class LogRecovery:
 
     def _scan(self, begin: int, heads: list[FileHead]) -> int:
         """Check every record from ``begin`` on and note the holes; returns the offset at which the log ends."""
-        state, parts = np.zeros(kernel.STATE, np.int64), np.zeros(kernel.PARTS, np.int64)
+        scan = LogScan(self._checksummed)
+        parts = scan.parts
         flushed = self.mark.flushed_offset if self.mark else 0
         total = max(flushed, self._files.files[-1].start_offset) - begin
         at = begin
@@ -241,11 +234,8 @@ class LogRecovery:
                 # ``_lost_its_tail`` must only judge a record that directly precedes.
                 parts[kernel.R_SIZE] = 0
                 continue
-            position = at - file.start_offset
-            state[kernel.S_CHECKSUMMED], border = self._checksummed.at(at)
-            border = min(border, self._next_passed_over(at))
-            stop = min(position + SCAN_STEP_BYTES, file.size, border - file.start_offset)
-            status, position = kernel.scan(file.array(), position, stop, file.start_offset, parts, state)
+            stop = min(at + SCAN_STEP_BYTES, file.end_offset, self._next_passed_over(at))
+            status, position = scan.step(file.array(), at, stop, file.start_offset)
             at = file.start_offset + position
             self._progress("checking the log", at - begin, max(total, at - begin))
             if status == kernel.DONE:
@@ -258,7 +248,7 @@ class LogRecovery:
                 position -= int(parts[kernel.R_SIZE])
                 at = file.start_offset + position
                 status = kernel.BAD_PARTS
-                state[kernel.S_RECORDS] -= 1
+                scan.counts[kernel.S_RECORDS] -= 1
             if status == kernel.BLANK and not ends_file(file.array(), position):
                 status = kernel.BAD_LENGTH  # the file continues after it, so it is not the blank of this file
             if status == kernel.BLANK:
@@ -269,10 +259,10 @@ class LogRecovery:
             if not self._is_hole(at, heads):
                 file.release()
                 break
-            at = self._note_hole(file, at, int(status), int(state[kernel.S_LAST_STORE_MS]))
+            at = self._note_hole(file, at, int(status), scan.counts[kernel.S_LAST_STORE_MS])
             parts[kernel.R_SIZE] = 0
-        self.messages_checked = int(state[kernel.S_RECORDS])
-        self.last_store_ms = int(state[kernel.S_LAST_STORE_MS])
+        self.messages_checked = scan.counts[kernel.S_RECORDS]
+        self.last_store_ms = scan.counts[kernel.S_LAST_STORE_MS]
         return at
 
     def _next_passed_over(self, physical_offset: int) -> int:
@@ -357,48 +347,25 @@ class LogRecovery:
             written = min(max(end - file.start_offset, 0), file.size)
             file.allocated = written if written == file.size else written // 4096 * 4096
 
-    def record_is_sound(self, physical_offset: int, size: int, topic: bytes, queue_id: int, queue_offset: int) -> bool:
-        """Return whether a sound record of this size, topic, queue and queue offset is at the physical offset."""
-        file = self._files.find(physical_offset)
-        if file is None or size < RECORD_HEAD_BYTES or physical_offset + size > file.end_offset:
-            return False
-        blob = bytearray(size)
-        file.files.read(file.fd, memoryview(blob), physical_offset - file.start_offset, wait=True)
-        parts = np.zeros(kernel.PARTS, np.int64)
-        array = np.frombuffer(blob, np.uint8)
-        if kernel.locate(array, 0, size, physical_offset, parts) != kernel.DONE or parts[kernel.R_SIZE] != size:
-            return False
-        return message_at(array, 0, parts) == (topic, queue_id, queue_offset)
-
     def has_record_of(self, queue: ConsumeQueue, unit: tuple[int, int, int]) -> bool:
         """Return whether a unit of the queue (queue offset, physical offset, size) points at its own sound record."""
-        queue_offset, physical_offset, size = unit
-        return self.record_is_sound(physical_offset, size, queue.topic.encode(), queue.queue_id, queue_offset)
+        return points_at_own_record(self._files.find, queue, unit)
 
     def record_there(self, physical_offset: int, size: int) -> tuple[bytes, int, int] | None:
         """Return (topic, queue, queue offset) from the sound record of this size there, or None."""
-        file = self._files.find(physical_offset)
-        if file is None:
-            return None
-        array, position = file.array(), physical_offset - file.start_offset
-        parts = np.zeros(kernel.PARTS, np.int64)
-        status = kernel.locate(array, position, len(array), physical_offset, parts)
-        if status != kernel.DONE or parts[kernel.R_SIZE] != size:
-            return None
-        return message_at(array, position, parts)
+        record = record_of_size(self._files.find, physical_offset, size)
+        return record.message if record is not None and record.is_sound else None
 
     def store_ms_behind(self, physical_offset: int) -> int:
         """Return the store time of the first sound record at or after a record boundary.
 
         Returns 0 if damage or the end of the log comes first.
         """
-        parts = np.zeros(kernel.PARTS, np.int64)
         while (file := self._files.find(physical_offset)) is not None:
-            array, position = file.array(), physical_offset - file.start_offset
-            status = kernel.locate(array, position, len(array), physical_offset, parts)
-            if status == kernel.DONE:
-                return int(parts[kernel.R_STORE_MS])
-            if status != kernel.BLANK:
+            record = RecordAt(file, physical_offset)
+            if record.is_sound:
+                return record.store_ms
+            if record.status != kernel.BLANK:
                 break
             physical_offset = file.end_offset
         return 0
@@ -409,24 +376,22 @@ class LogRecovery:
         Looks at most ``LOOK_AHEAD_BYTES_MAX`` ahead and returns at most ``LOOK_AHEAD_RECORDS_MAX``.
         """
         found: list[int] = []
-        parts = np.zeros(kernel.PARTS, np.int64)
         end = min(end, physical_offset + LOOK_AHEAD_BYTES_MAX)
         wanted = None
         at = physical_offset
         while at < end and len(found) < LOOK_AHEAD_RECORDS_MAX and (file := self._files.find(at)) is not None:
-            array, position = file.array(), at - file.start_offset
-            status = kernel.locate(array, position, len(array), at, parts)
-            if status == kernel.BLANK:
+            record = RecordAt(file, at)
+            if record.status == kernel.BLANK:
                 at = file.end_offset
                 continue
-            if status != kernel.DONE:
+            if not record.is_sound:
                 break
-            *queue, queue_offset = message_at(array, position, parts)
+            *queue, queue_offset = record.message
             if wanted is None:
                 wanted = queue
-            elif queue == wanted and not parts[kernel.R_SYS_FLAG] & SysFlag.TRANSACTION_PREPARED:
+            elif queue == wanted and not record.transaction & SysFlag.TRANSACTION_PREPARED:
                 found.append(queue_offset)
-            at += int(parts[kernel.R_SIZE])
+            at += record.size
         return found
 
 
@@ -461,7 +426,7 @@ class LostMessages:
         self,
         store: LoadedStore,
         evidence: UnitEvidence,
-        record_is_sound: RecordIsSound,
+        has_record_of: HasRecordOf,
         holes: Iterable[Hole],
         dispatched: int,
         end: int,
@@ -470,7 +435,7 @@ class LostMessages:
         self._commitlog = store.commitlog
         self._queues = store.queues
         self._state = store.state
-        self._record_is_sound = record_is_sound
+        self._has_record_of = has_record_of
         self._evidence = evidence
         self._holes = sorted(holes, key=lambda hole: hole.begin)
         self._dispatched = dispatched
@@ -545,8 +510,7 @@ class LostMessages:
                 continue
             if any(hole.begin <= physical_offset < hole.end for hole in self._holes):
                 continue
-            place = (physical_offset, size, queue.topic.encode(), queue.queue_id, queue_offset)
-            if not self._record_is_sound(*place):
+            if not self._has_record_of(queue, (queue_offset, physical_offset, size)):
                 return False
         return True
 
@@ -555,7 +519,7 @@ class LostMessages:
         spans: dict[tuple[str, int], tuple[int, int]] = {}
         # Records with an impossible topic or queue offset are ignored here: they are contained later, when they are
         # compared or dispatched.
-        for derived in derive(self._store, begin, end, []):
+        for derived in self._store.derive(begin, end, []):
             for queue, first, units in derived.runs:
                 name = queue.topic, queue.queue_id
                 behind = first + len(units) // UNIT_BYTES

@@ -31,7 +31,7 @@ from ..errors import ContainmentStuck, CorruptLog, DamagedRecord
 from ..queues import count_units, find_start, first_unit, last_record_unit, order_problem, units_behind
 from ..tables.store_state import DeletedTopic
 from ..tables.topic_table import TopicConfig
-from .derived_check import DerivedCheck, Examination, sound_queues
+from .derived_check import Examination, sound_queues
 from .holes import HoleFiller, UnitEvidence
 from .log_recovery import LogRecovery, LostMessages
 
@@ -118,7 +118,6 @@ class Recovery:
         self._queue_problems = store.queue_problems
         self._progress = progress
         self._before_changes = before_changes
-        self._check = DerivedCheck(store)
         self._container = HoleFiller(store.commitlog, store.quarantine, store.state.checksummed)
         self._container.look()
         self._evidence = UnitEvidence(lambda: sound_queues(store.queues, store.queue_problems))
@@ -131,7 +130,7 @@ class Recovery:
             verify_all=verify_all,
         )
         self._examination = Examination(
-            store, self._log, self._check, progress, is_unknown=self._is_unknown, note=self._note, rebuild=rebuild
+            store, self._log, progress, is_unknown=self._is_unknown, note=self._note, rebuild=rebuild
         )
         self._changed(each.physical_offset for each in self._container.restored)
         self._refilled: set[int] = set()
@@ -223,7 +222,7 @@ class Recovery:
     def _contain(self, holes: list[Hole], end: int) -> None:
         """Fill holes of the log, and point the units of lost messages at their tombstones."""
         dispatched = self._first_trusted()
-        lost = LostMessages(self._store, self._evidence, self._log.record_is_sound, holes, dispatched, end).find()
+        lost = LostMessages(self._store, self._evidence, self._log.has_record_of, holes, dispatched, end).find()
         contained = self._container.contain(holes, lost, self._store_times_behind(holes))
         self._container.patch_units(self._queues, contained)
         self.report.quarantined += contained
@@ -356,7 +355,7 @@ class Recovery:
         """Add missing keys of the last indexed record: a stop between two index files may have separated them."""
         if not self._index.indexed_below:
             return
-        keys = self._check.keys_of(self._index.end_physical_offset)
+        keys = self._examination.keys_of(self._index.end_physical_offset)
         if keys is not None:
             held = self._index.entries_of_last_record()
             count = len(keys) // KEY_ROW

@@ -39,6 +39,17 @@ class Mark:
         FlintMQ recorded last, -1 if none; the mark may be older than it."""
         return self.flushed_offset if recorded_start < 0 else min(recorded_start, self.flushed_offset)
 
+    def missing_ends(self, begin: int, end: int, recorded_start: int, file_bytes: int) -> list[tuple[int, str]]:
+        """Return (start of a missing file, what shows it) where a log of ``[begin, end)`` ends before what was flushed,
+        or begins after where it must."""
+        missing = []
+        if self.flushed_offset > end:
+            missing.append((end, f"the log ends at {end:,}, but {self.flushed_offset:,} bytes were flushed"))
+        expected = self.log_begins_at_most(recorded_start)
+        if begin > expected:
+            missing.append((expected - expected % file_bytes, f"the log now begins at {begin:,}"))
+        return missing
+
 
 class StoreCheckpoint:
     """The file. The flush thread may call ``flushed`` while another thread calls ``dispatched``."""
@@ -187,7 +198,6 @@ class StoreCheckpoint:
         self._files.write(self._fd, blob, 0)
 
     def close(self) -> None:
-        """Close the file."""
         if self._fd >= 0:
             self._files.close(self._fd)
             self._fd = -1

@@ -82,7 +82,6 @@ class ConsumerOffsetTable(JournalledTable):
         return self._count
 
     def has_begun(self, group: str, topic: str) -> bool:
-        """Return whether the group has begun to read the topic."""
         return f"{topic}{TOPIC_GROUP_SEPARATOR}{group}" in self._offsets
 
     def begin(self, group: str, topic: str) -> None:
@@ -98,7 +97,6 @@ class ConsumerOffsetTable(JournalledTable):
         return dict(self._offsets.get(f"{topic}{TOPIC_GROUP_SEPARATOR}{group}", {}))
 
     def committed_of(self, group: str, topic: str, queue: int) -> int | None:
-        """Return the group's committed offset of one queue, or None."""
         row = self._offsets.get(f"{topic}{TOPIC_GROUP_SEPARATOR}{group}")
         return row.get(queue) if row is not None else None
 

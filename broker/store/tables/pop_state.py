@@ -227,7 +227,6 @@ class PopJournal:
         return self._fd is not None
 
     def close(self) -> None:
-        """Close the file."""
         fd, self._fd = self._fd, None
         if fd is not None:
             self._files.close(fd)

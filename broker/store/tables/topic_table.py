@@ -310,7 +310,6 @@ class SubscriptionGroupTable:
         return self._asked > self._saved
 
     def has(self, group: str) -> bool:
-        """Return whether the group is in the table."""
         return group in self._groups
 
     def __len__(self) -> int:
@@ -341,7 +340,6 @@ class SubscriptionGroupTable:
             self._changed()
 
     def remove(self, group: str) -> bool:
-        """Remove a group, in memory; return whether it was in the table."""
         if self._groups.pop(group, None) is None:
             return False
         self._changed()

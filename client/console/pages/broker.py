@@ -12,12 +12,13 @@ from starlette.responses import Response
 from ....protocol.auth.permissions import ADMIN, QUERY
 from ....protocol.commands import CONNECTIONS_MAX, ConnectionInfo, ConsumeStats, QuarantineEntry, Setting, TopicTotals
 from ....protocol.display import show_bytes
+from ....protocol.rows import Display
 from ....protocol.storage.delivery import dead_letter_topic
 from ...operator.condition import Condition, Lag, lag_by_group
 from ...operator.dead_letters import waiting_by_group
 from ...operator.display import plural, show_seconds, show_value
 from ..failures import Refused
-from ..render import plot
+from ..render import columns_of, plot
 from ..sampler import Sampler
 from ..visit import Visit, whole_number
 
@@ -122,25 +123,28 @@ def _dead_letters(topics: list[TopicTotals], stats: list[ConsumeStats], sampler:
 # ---- Settings of the broker: the list, and the form that changes one while the broker runs.
 
 
+SETTING_COLUMNS = columns_of(
+    Setting, "name value at_start rule hot", value="Now", rule=Display("must be", fold=True), hot="While running"
+)
+
+
 async def setting_list(visit: Visit) -> Response:
     """Return all settings, or only those whose name contains a text, that can be changed, or that were changed."""
     wanted, hot, changed = visit.text("q"), visit.text("hot") == "1", visit.text("changed") == "1"
     known = await visit.admin.settings()
+    marked = [each for each in known if each.value != each.at_start]
     rows = [
-        each
-        for each in known
-        if wanted.lower() in each.name.lower()
-        and (each.hot or not hot)
-        and (each.value != each.at_start or not changed)
+        each for each in (marked if changed else known) if wanted.lower() in each.name.lower() and (each.hot or not hot)
     ]
     return await visit.page(
         "settings.html",
         rows=rows,
         total=len(known),
-        changes=sum(1 for each in known if each.value != each.at_start),
+        marked=marked,
         wanted=wanted,
         hot=hot,
         changed=changed,
+        columns=SETTING_COLUMNS,
         show=show_value,
         may_change=visit.may(ADMIN),
     )
@@ -181,6 +185,12 @@ async def _find(visit: Visit) -> Setting:
 
 # ---- Store: how far the parts of the broker's log are, what retention keeps, and what is in quarantine.
 
+QUARANTINE_COLUMNS = columns_of(
+    QuarantineEntry,
+    "physical_offset bytes found_at stored_at lost_messages lost reason",
+    physical_offset="Physical offset",
+    reason="Damage and file",
+)
 BAR_WIDTH = 1000
 ENTRIES_MAX = 100
 RANGES_SHOWN_MAX = 3
@@ -219,6 +229,7 @@ async def store(visit: Visit) -> Response:
         may_see=may_see,
         marks=marks,
         entries=entries,
+        columns=QUARANTINE_COLUMNS,
         is_first=after < 0,
         next_entry=entries[-1] if len(entries) == ENTRIES_MAX else None,
         ranges_max=RANGES_SHOWN_MAX,
@@ -286,26 +297,26 @@ def retention_steps(settings: Iterable[Setting], condition: Condition) -> list[s
 # ---- Clients: the broker's open connections, and closing one.
 
 ROWS_MAX = 200
+CLIENT_COLUMNS = columns_of(
+    ConnectionInfo, "address user client opened_at idle_seconds frames_in bytes_in bytes_out held_pulls tls"
+)
+CLOSE_COLUMN = columns_of(ConnectionInfo, "close", close=Display("Close"))
 REQUESTS_MAX = 2
 """Maximum number of requests of a page; a search examines at most this many times ``CONNECTIONS_MAX`` connections."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionPage:
-    """Connections by id. ``examined``: number of those that were looked at; ``next_after``: the id after which the next
-    page begins, or None on the last one."""
-
-    rows: list[ConnectionInfo]
-    examined: int
-    next_after: int | None
 
 
 async def client_list(visit: Visit) -> Response:
     """Return the connections whose address, user or client name contains a text."""
     wanted = visit.text("q")
-    found = await _connections(visit, wanted.lower(), visit.number("after", 0, 0, 2**63 - 1))
+    rows, examined, next_after = await _connections(visit, wanted.lower(), visit.number("after", 0, 0, 2**63 - 1))
     return await visit.page(
-        "clients.html", found=found, wanted=wanted, after=visit.text("after"), may_close=visit.may(ADMIN)
+        "clients.html",
+        rows=rows,
+        examined=examined,
+        next_after=next_after,
+        columns=CLIENT_COLUMNS + (CLOSE_COLUMN if visit.may(ADMIN) else ()),
+        wanted=wanted,
+        after=visit.text("after"),
     )
 
 
@@ -319,7 +330,6 @@ async def connection(visit: Visit) -> Response:
 
 
 async def close_connection(visit: Visit) -> Response:
-    """Close the connection that the person saw."""
     visit.check_writable()
     number, form = int(visit.path("connection")), await visit.form()
     # Numbers begin again when the broker restarts: the time tells which connection the person saw.
@@ -328,7 +338,9 @@ async def close_connection(visit: Visit) -> Response:
     return visit.done(f"connection {number} is closed; its client may connect again", "/clients")
 
 
-async def _connections(visit: Visit, wanted: str, after: int) -> ConnectionPage:
+async def _connections(visit: Visit, wanted: str, after: int) -> tuple[list[ConnectionInfo], int, int | None]:
+    """Return the connections of a page by id, the number of those that were looked at, and the id after which the next
+    page begins, None on the last one."""
     # Without a search, one row more than a page shows tells whether there is another page.
     size = CONNECTIONS_MAX if wanted else ROWS_MAX + 1
     rows: list[ConnectionInfo] = []
@@ -336,17 +348,13 @@ async def _connections(visit: Visit, wanted: str, after: int) -> ConnectionPage:
     for _ in range(REQUESTS_MAX):
         page = await visit.admin.connections(last, max_count=size)
         for each in page:
-            if not _matches(each, wanted):
+            if wanted not in f"{each.address} {each.user} {each.client}".lower():
                 continue
             if len(rows) == ROWS_MAX:
-                return ConnectionPage(rows, examined + page.index(each), rows[-1].id)
+                return rows, examined + page.index(each), rows[-1].id
             rows.append(each)
         examined += len(page)
         if len(page) < size:
-            return ConnectionPage(rows, examined, None)
+            return rows, examined, None
         last = page[-1].id
-    return ConnectionPage(rows, examined, last)
-
-
-def _matches(each: ConnectionInfo, wanted: str) -> bool:
-    return not wanted or wanted in f"{each.address} {each.user} {each.client}".lower()
+    return rows, examined, last

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from datetime import datetime
 from urllib.parse import quote
 
 from starlette.responses import Response
 
 from ....protocol.auth.permissions import ADMIN, GROUP
-from ....protocol.commands import ConsumeStats, GroupInfo
+from ....protocol.commands import ConsumeStats, GroupMember, GroupQueue
+from ....protocol.rows import Display, ValueKind
 from ...errors import InvalidArgument
 from ...operator.condition import Lag, lag_by_group, lag_in, lag_of, read_rows
 from ...operator.display import is_called, is_own, shown_name
 from ...operator.positions import offsets_to_commit, parse_position
 from ..failures import Refused
+from ..render import columns_of
 from ..services import OFFSETS_BYTES_MAX
 from ..visit import Visit, check_typed, chosen, whole_number
 
@@ -25,12 +26,20 @@ TIMED_QUEUES_MAX = 256
 """Maximum number of queues of a topic that a reset to a time looks up: each takes a request."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupRow:
-    """One line of the list."""
-
-    info: GroupInfo
-    lag: Lag
+QUEUE_COLUMNS = columns_of(
+    GroupQueue,
+    "topic member committed max_offset ready in_flight lag seconds",
+    topic="Topic and queue",
+    member=Display("member"),
+    max_offset="Next offset",
+    seconds=Display("lag in time", ValueKind.SECONDS),
+)
+MEMBER_COLUMNS = columns_of(
+    GroupMember,
+    "member address since_seconds heartbeat_seconds queues subscriptions",
+    heartbeat_seconds="Last heard",
+    subscriptions=Display("reads"),
+)
 
 
 async def group_list(visit: Visit) -> Response:
@@ -38,38 +47,30 @@ async def group_list(visit: Visit) -> Response:
     wanted, order = visit.text("q"), chosen(ORDERS, visit.text("sort"))
     infos = await visit.admin.groups()
     lags = lag_by_group(await visit.admin.consume_stats(uncommitted=True, times=True))
-    rows = [GroupRow(info, lag_of(info, lags)) for info in infos if is_called(info.group, wanted)]
+    rows = [(info, lag_of(info, lags)) for info in infos if is_called(info.group, wanted)]
     # By name first: a later sort keeps this order among equals.
-    rows.sort(key=lambda row: row.info.group)
+    rows.sort(key=lambda row: row[0].group)
     if order == "lag":
-        rows.sort(key=lambda row: row.lag.messages, reverse=True)
+        rows.sort(key=lambda row: row[1].messages, reverse=True)
     elif order == "members":
-        rows.sort(key=lambda row: row.info.members, reverse=True)
+        rows.sort(key=lambda row: row[0].members, reverse=True)
     elif order == "time":
-        rows.sort(key=lambda row: row.lag.seconds or 0.0, reverse=True)
-    first = visit.number("first", 0, 0, max(0, len(rows) - 1))
-    return await visit.page(
-        "groups.html",
-        rows=rows[first : first + ROWS_MAX],
-        total=len(rows),
-        first=first,
-        rows_max=ROWS_MAX,
-        wanted=wanted,
-        order=order,
-    )
+        rows.sort(key=lambda row: row[1].seconds or 0.0, reverse=True)
+    return await visit.page("groups.html", **visit.part_of(rows, ROWS_MAX), wanted=wanted, order=order)
 
 
 async def group_detail(visit: Visit) -> Response:
     """Return one group: its members, their queues, and the lag of each queue in messages and in time."""
     group = await visit.admin.group(visit.path("group"))
-    queues = [(queue, lag_in(queue).seconds) for queue in group.queues]
     return await visit.page(
         "group.html",
         group=group,
-        queues=queues,
-        lag=sum((lag_in(queue) for queue, _ in queues), Lag(partial=group.partial)),
-        deleted=sum(queue.deleted_unread for queue, _ in queues),
-        topics=sorted({queue.topic for queue, _ in queues}, key=lambda name: (is_own(name), name)),
+        queue_columns=QUEUE_COLUMNS,
+        member_columns=MEMBER_COLUMNS,
+        lag_in=lag_in,
+        lag=sum(map(lag_in, group.queues), Lag(partial=group.partial)),
+        deleted=sum(queue.deleted_unread for queue in group.queues),
+        topics=sorted({queue.topic for queue in group.queues}, key=lambda name: (is_own(name), name)),
         numbers={member.member: place for place, member in enumerate(group.members, 1)},
         may_change=visit.may(ADMIN, GROUP, group.group),
     )

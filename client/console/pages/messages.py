@@ -289,11 +289,10 @@ def _list_link(visit: Visit, **position: object) -> str:
 
 
 def _summary_row(visit: Visit, message: MessageSummary, field: str) -> MessageRow:
-    shown = "" if visit.console.options.no_bodies else preview(message.body, message.sys_flag, message.has_whole_body)
     value = ""
     if field:
         value = _field_of(message.body, field) if message.has_whole_body else FIELD_LEFT_OUT
-    return MessageRow(message, message.body_bytes, shown, value)
+    return MessageRow(message, message.body_bytes, visit.preview(message), value)
 
 
 def _stored_row(visit: Visit, message: StoredMessage, field: str) -> MessageRow:
@@ -509,7 +508,6 @@ def _property_line(name: str, value: str) -> str:
 
 
 async def send_message(visit: Visit) -> Response:
-    """Send the message of the form."""
     visit.check_writable()
     topic = visit.path("topic")
     if not visit.may(PUBLISH, TOPIC, topic):  # before a large form is read

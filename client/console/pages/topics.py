@@ -13,30 +13,20 @@ from urllib.parse import quote
 from starlette.responses import Response, StreamingResponse
 
 from ....protocol.auth.permissions import ADMIN, TOPIC
-from ....protocol.commands import QUEUES_MAX, TopicInfo, TopicTotals
+from ....protocol.commands import QUEUES_MAX, QueueStats
 from ....protocol.display import escape, iso, show_bytes
 from ....protocol.errors import FlintError, TopicNotExist
 from ...core.consume.pages import MessageSummary, TopicPage
 from ...operator.display import is_called, is_own, real_name, shown_name
-from ..bodies import preview
 from ..failures import Refused
-from ..render import sparkline_points
+from ..render import columns_of
 from ..sampler import all_topics
 from ..visit import Visit, check_typed, chosen, whole_number
 
 ROWS_MAX = 50
 RETENTION_HOURS_MAX = 1_000_000
+QUEUE_COLUMNS = columns_of(QueueStats, "queue min_offset max_offset count last_stored_at")
 ORDERS = {"name": "name", "rate": "messages in per second", "messages": "messages", "last": "last stored"}
-
-
-@dataclass(frozen=True, slots=True)
-class TopicRow:
-    """One line of the list."""
-
-    totals: TopicTotals
-    config: TopicInfo
-    rate: float | None
-    points: str
 
 
 async def topic_list(visit: Visit) -> Response:
@@ -66,18 +56,12 @@ async def topic_list(visit: Visit) -> Response:
         shown.sort(key=lambda row: row.last_stored_ms, reverse=True)
     # Those of the broker and of groups last.
     shown.sort(key=lambda row: configs[row.topic].system or is_own(row.topic))
-    first = visit.number("first", 0, 0, max(0, len(shown) - 1))
-    rows = [
-        TopicRow(row, configs[row.topic], sampler.last_rate(row.topic), sparkline_points(sampler.rates(row.topic)))
-        for row in shown[first : first + ROWS_MAX]
-    ]
     return await visit.page(
         "topics.html",
-        rows=rows,
-        total=len(shown),
+        configs=configs,
+        sampler=sampler,
         hidden=sum(1 for row in totals if row.topic in configs and configs[row.topic].system),
-        first=first,
-        rows_max=ROWS_MAX,
+        **visit.part_of(shown, ROWS_MAX),
         wanted=wanted,
         show_system=show_system,
         order=order,
@@ -87,7 +71,6 @@ async def topic_list(visit: Visit) -> Response:
 
 
 async def create(visit: Visit) -> Response:
-    """Create a topic from the form."""
     visit.check_writable()
     form = await visit.form()
     name = real_name(form.get("topic", "").strip())
@@ -102,7 +85,8 @@ async def create(visit: Visit) -> Response:
 async def queues(visit: Visit) -> Response:
     """Return the offsets of each queue of a topic."""
     topic = visit.path("topic")
-    return await visit.page("queues.html", topic=topic, rows=await visit.admin.topic_stats(topic))
+    rows = await visit.admin.topic_stats(topic)
+    return await visit.page("queues.html", topic=topic, rows=rows, columns=QUEUE_COLUMNS)
 
 
 async def config(visit: Visit) -> Response:
@@ -343,7 +327,7 @@ class _Tail:
                 "keys": escape(" ".join(row.keys)),
                 "tag": escape(row.tags or ""),
                 "size": show_bytes(row.body_bytes),
-                "text": preview(row.body, row.sys_flag, row.has_whole_body),
+                "text": self.visit.preview(row),
             }
             for row in rows
         ]

@@ -6,31 +6,23 @@ import asyncio
 import json
 from base64 import b64encode
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
 from starlette.responses import Response, StreamingResponse
 
 from ....protocol.auth.permissions import ADMIN, CONSUME, GROUP, PUBLISH, QUERY, TOPIC
+from ....protocol.commands import AttemptInfo, TransactionInfo
 from ....protocol.display import iso
 from ....protocol.errors import MessageDamaged, TopicNotExist
-from ....protocol.storage.delivery import (
-    PROPERTY_RETRY_MEMBER,
-    PROPERTY_RETRY_REASON,
-    PROPERTY_RETRY_TOPIC,
-    dead_letter_topic,
-)
-from ...core.admin import DelayedMessages
+from ....protocol.rows import Display, ValueKind
+from ....protocol.storage.delivery import PROPERTY_RETRY_TOPIC, dead_letter_topic
 from ...core.consume.batch import StoredMessage
-from ...core.consume.pages import MessageSummary
 from ...errors import CompressionUnavailable, CorruptMessage, InvalidArgument
 from ...operator.dead_letters import Target, own_properties, waiting_by_group
 from ...operator.display import plural, real_name, shown_name
-from ..bodies import preview
 from ..failures import Refused
-from ..render import query
+from ..render import columns_of, query
 from ..resend_job import ResendJob, plan_resend
 from ..sampler import all_topics
 from ..visit import Visit, check_typed, whole_number
@@ -38,18 +30,6 @@ from ..visit import Visit, check_typed, whole_number
 ROWS = 50
 EXPORT_COUNT = 500
 """Number of dead letters that the export holds in memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeadRow:
-    """One line of a group's dead letters."""
-
-    message: MessageSummary
-    reason: str
-    member: str
-    topic: str
-    preview: str
-    waits: bool
 
 
 async def dead_letters(visit: Visit) -> Response:
@@ -81,8 +61,8 @@ async def of_group(visit: Visit) -> Response:
         }
         return await visit.page("dlq_group.html", group=group, **nothing)
     done = await visit.consumer.committed(group, topic)
-    rows = [_row(visit, message, done) for message in page]
-    shown = [row for row in rows if row.waits or shows_all]
+    rows = [(message, message.queue_offset >= done.get(message.queue, 0)) for message in page]
+    shown = [(message, waits) for message, waits in rows if waits or shows_all]
     # Dead letters are settled from the oldest on, so below a page of settled ones none waits.
     ends = page.next_physical is None or (not shows_all and not shown)
     return await visit.page(
@@ -97,19 +77,6 @@ async def of_group(visit: Visit) -> Response:
         shows_all=shows_all,
         here=query(at=visit.text("at"), all=visit.text("all")).removesuffix("?"),
         may_resend=visit.may(CONSUME, GROUP, group),
-    )
-
-
-def _row(visit: Visit, message: MessageSummary, done: dict[int, int]) -> DeadRow:
-    properties = message.properties
-    shown = preview(message.body, message.sys_flag, message.has_whole_body)
-    return DeadRow(
-        message,
-        properties.get(PROPERTY_RETRY_REASON, ""),
-        properties.get(PROPERTY_RETRY_MEMBER, ""),
-        properties.get(PROPERTY_RETRY_TOPIC, ""),
-        "" if visit.console.options.no_bodies else shown,
-        message.queue_offset >= done.get(message.queue, 0),
     )
 
 
@@ -261,23 +228,29 @@ def _exported_line(message: StoredMessage) -> str:
 # ---- What waits for its delivery: delayed messages, open and parked transactions, stages.
 
 ROWS_MAX = 100
-
-
-@dataclass(frozen=True, slots=True)
-class DelayRow:
-    """Delayed messages of a level or an hour."""
-
-    name: str
-    at: datetime | None
-    waiting: DelayedMessages
+TRANSACTION_COLUMNS = columns_of(
+    TransactionInfo,
+    "id topic group born_at age checks end",
+    id="Id",
+    group="Producer group",
+    age=Display("age", ValueKind.SECONDS),
+    end=Display("end"),
+)
+STAGE_COLUMNS = columns_of(
+    AttemptInfo,
+    "attempt topics messages active_at idle drop",
+    attempt="Stage",
+    active_at=Display("last message", ValueKind.MOMENT),
+    idle=Display("idle", ValueKind.SECONDS),
+    drop=Display("drop"),
+)
 
 
 async def delays(visit: Visit) -> Response:
     """Return the number of delayed messages by level and by hour."""
     stats = await visit.admin.delays() if visit.may(QUERY) else None
-    levels = [DelayRow(f"level {level}", None, each) for level, each in sorted(stats.levels.items())] if stats else []
-    hours = [DelayRow("", at, each) for at, each in stats.hours] if stats else []
-    return await visit.page("delays.html", stats=stats, levels=levels, hours=hours)
+    levels = sorted(stats.levels.items()) if stats else []
+    return await visit.page("delays.html", stats=stats, levels=levels)
 
 
 # ---- transactions
@@ -292,6 +265,7 @@ async def transactions(visit: Visit) -> Response:
     return await visit.page(
         "transactions.html",
         page=page,
+        columns=TRANSACTION_COLUMNS,
         parked=parked,
         is_first=not visit.text("from"),
         may_end=lambda each: visit.may(PUBLISH, GROUP, each.group) and visit.may(PUBLISH, TOPIC, each.topic),
@@ -330,6 +304,7 @@ async def stages(visit: Visit) -> Response:
     prefix = visit.text("q")
     return await visit.page(
         "stages.html",
+        columns=STAGE_COLUMNS,
         found=await visit.admin.prepared(prefix, max_count=ROWS_MAX),
         prefix=prefix,
         may_drop=lambda each: all(visit.may(PUBLISH, TOPIC, topic) for topic in each.topics),

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from urllib.parse import quote
 
 from starlette.responses import RedirectResponse, Response
 
 from ....protocol.auth.permissions import ACTIONS, ADMIN, BROKER, Grant, Permissions
-from ....protocol.commands import UserInfo
+from ....protocol.commands import AccessKeyInfo, UserInfo
 from ....protocol.display import escape
 from ....protocol.errors import ConfigurationError
+from ....protocol.rows import Display
 from ...errors import InvalidArgument
 from ...operator.rights import RIGHTS, generate_password, grant_of, password_warning
 from ..failures import Refused
+from ..render import columns_of
 from ..sessions import ConsoleSession
 from ..visit import Visit, check_typed
 
 ROWS_MAX = 100
+KEY_COLUMNS = columns_of(AccessKeyInfo, "key created_at remove", remove=Display("remove"))
 GRANTS_SHOWN_MAX = 3
 """Maximum number of grants of a user that the list names."""
 
@@ -38,13 +40,9 @@ async def user_list(visit: Visit) -> Response:
     wanted = visit.text("q")
     users = await visit.admin.users()
     found = [each for each in users if wanted.lower() in each.user.lower()]
-    first = visit.number("first", 0, 0, max(0, len(found) - 1))
     return await visit.page(
         "users.html",
-        rows=found[first : first + ROWS_MAX],
-        total=len(found),
-        first=first,
-        rows_max=ROWS_MAX,
+        **visit.part_of(found, ROWS_MAX),
         wanted=wanted,
         grants_max=GRANTS_SHOWN_MAX,
         has_all=has_all,
@@ -53,7 +51,6 @@ async def user_list(visit: Visit) -> Response:
 
 
 def has_all(user: UserInfo) -> bool:
-    """Return whether a user may do everything."""
     return any(each.kind == BROKER and ADMIN in each.actions for each in user.grants)
 
 
@@ -66,15 +63,13 @@ async def user_detail(visit: Visit) -> Response:
     """Return one user: its grants and access keys, and the forms that change it."""
     _check(visit)
     (user,) = await visit.admin.users(visit.path("user"))
-    first = visit.number("first", 0, 0, max(0, len(user.grants) - 1))
     return await visit.page(
         "user.html",
         shown=user,
-        grants=sorted(user.grants, key=lambda each: each.on)[first : first + ROWS_MAX],
-        first=first,
-        rows_max=ROWS_MAX,
+        **visit.part_of(sorted(user.grants, key=lambda each: each.on), ROWS_MAX),
         has_all=has_all(user),
         actions_of=actions_of,
+        key_columns=KEY_COLUMNS,
         rights=RIGHTS,
         is_self=user.user == visit.session.user,
     )
@@ -88,7 +83,6 @@ def _page_of(user: str) -> str:
 
 
 async def create(visit: Visit) -> Response:
-    """Add a user."""
     _check(visit)
     form = await visit.form()
     user = form.get("user", "").strip()
@@ -126,7 +120,6 @@ async def _outcome(visit: Visit, user: str, done: str, secret: str, *, key: str 
 
 
 async def grant(visit: Visit) -> Response:
-    """Grant a right to a user."""
     _check(visit)
     user, form = visit.path("user"), await visit.form()
     right, name = form.get("right", ""), form.get("name", "").strip()
@@ -141,7 +134,6 @@ async def grant(visit: Visit) -> Response:
 
 
 async def revoke(visit: Visit) -> Response:
-    """Revoke one action of a grant."""
     _check(visit)
     user, form = visit.path("user"), await visit.form()
     taken = _named_grant(form)
@@ -177,7 +169,6 @@ async def add_key(visit: Visit) -> Response:
 
 
 async def remove_key(visit: Visit) -> Response:
-    """Remove an access key of a user."""
     _check(visit)
     user, form = visit.path("user"), await visit.form()
     key = form.get("key", "")
@@ -199,18 +190,6 @@ async def delete(visit: Visit) -> Response:
 # ---- The person's own page: the user's rights, and the user's sessions at this console.
 
 
-@dataclass(frozen=True, slots=True)
-class SessionRow:
-    """One session of the user. ``mark``: names it in forms; ``age_seconds``: since the login; ``idle_seconds``: since
-    the last page."""
-
-    mark: str
-    address: str
-    age_seconds: float
-    idle_seconds: float
-    is_this: bool
-
-
 async def me(visit: Visit) -> Response:
     """Return the rights and sessions of the user."""
     own = await visit.admin.whoami()
@@ -221,10 +200,9 @@ async def me(visit: Visit) -> Response:
         "me.html",
         own=own,
         grants=[(str(each), [action for action in ACTIONS if action in each.actions]) for each in own.grants],
-        sessions=[
-            SessionRow(_mark(each), each.address, *sessions.ages(each), each is visit.session)
-            for each in sessions.of_user(visit.session.user)
-        ],
+        sessions=sessions.of_user(visit.session.user),
+        ages=sessions.ages,
+        mark=_mark,
     )
 
 

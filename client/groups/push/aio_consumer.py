@@ -16,20 +16,20 @@ from types import TracebackType
 from typing import Any, Self
 
 from ....protocol.errors import FlintError
+from ...aio.rpc import Dialer
 from ...aio.runtime import ClientRuntime
 from ...application_code import ends_program
 from ...core import hooks
 from ...core.consume.batch import Batch, StoredMessage
 from ...core.rpc.timeouts import check_timeout, wait_seconds
 from ...errors import ClientClosed, ClientFailed, InvalidArgument, ListenerTimeout
-from ...sync.pool import Dialer
 from ..callables import is_coroutine_function
 from .assignments import WorkItem
 from .delivery import Delivery
 from .group_client import Engine, MemberEngine
+from .listeners import Workers, check_listener, check_returned, handle, record
 from .outcome import Failed, failed_with
-from .shell import ConsumerShell, MemberShell, ReceiverShell, StopSignals, check_listener, check_returned
-from .work_engine import Workers
+from .shell import ConsumerShell, MemberShell, ReceiverShell, StopSignals
 
 # ---- A member of a group that tasks of an event loop use.
 
@@ -46,13 +46,8 @@ class TaskMember(MemberShell):
     def _engine_for(self, dialer: Dialer) -> MemberEngine:
         """Create the engine, whose ``ended`` is ``_post_end``."""
 
-    @abstractmethod
-    def _begin_handling(self) -> None:
-        """Get ready for messages, before the engine starts."""
-
-    @abstractmethod
     def _end_handling(self) -> None:
-        """Expect no more messages; called on the engine's thread."""
+        """Expect no more messages; called on the I/O thread."""
 
     @abstractmethod
     async def close(self, timeout: float = 30.0) -> None:
@@ -66,7 +61,6 @@ class TaskMember(MemberShell):
             raise InvalidArgument("this consumer was already started; create a new one to start again")
         self._started = True
         self._end = loop.create_future()
-        self._begin_handling()
         self._engine.start()
         try:
             joined = await loop.run_in_executor(None, self._engine.joined.wait, self._timeout)
@@ -119,7 +113,7 @@ class TaskMember(MemberShell):
         self._life.enter()
         self._engine.check()
 
-    # ---- from the engine's thread to the loop
+    # ---- from the I/O thread to the loop
 
     def _post(self, call: Callable[..., object], *arguments: Any) -> None:
         try:
@@ -164,21 +158,12 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener], TaskMember):
         self._tasks: dict[asyncio.Task[None], WorkItem] = {}
         self._exit: BaseException | None = None
         """The interrupt or ``SystemExit`` of a listener, with which its task ends."""
-        self._workers: Workers | None = None
-        """Threads for a listener that is a plain function; a coroutine function runs in tasks instead."""
         if is_coroutine_function(self._listener):
             return Engine(self._options, dialer, self._post_works, self._post_recall, self._post_stuck, self._post_end)
-        workers = self._workers = Workers(self._options, self._side, self._call)
+        # Threads for a listener that is a plain function.
+        workers = Workers(self._options, self._side, self._call)
         workers.engine = Engine(self._options, dialer, workers.begin, workers.recall, workers.replace, self._post_end)
         return workers.engine
-
-    def _begin_handling(self) -> None:
-        if self._workers is not None:
-            self._workers.start()
-
-    def _end_handling(self) -> None:
-        if self._workers is not None:
-            self._workers.stop()
 
     # ---- its lifetime
 
@@ -255,7 +240,7 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener], TaskMember):
     ) -> None:
         await self.close()
 
-    # ---- from the engine's thread to the loop
+    # ---- from the I/O thread to the loop
 
     def _post_works(self, works: list[WorkItem]) -> None:
         self._post(self._begin, works)
@@ -314,7 +299,7 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener], TaskMember):
         work = self._tasks.pop(task)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, GeneratorExit):  # from a future that a listener awaits it ends all coroutines around it
-            self._record(work, failed_with(error, self._options, work.messages, work))
+            record(self._engine, self._options, work, failed_with(error, self._options, work.messages, work))
         elif error is not None and not ends_program(error):
             self._engine.die(ClientFailed(f"a listener's task ended with {type(error).__name__}: {error}", error))
         elif task.cancelled() and not work.given_up:
@@ -327,37 +312,15 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener], TaskMember):
                 task.cancel()
 
     async def _work(self, work: WorkItem) -> None:
-        if self._options.whole_batches:
-            await self._handle_batch(work)
-        else:
-            await self._handle_each(work)
+        calls = handle(self._engine, self._options, work)
+        with contextlib.suppress(StopIteration):
+            handed = next(calls)
+            while True:
+                handed = calls.send(await self._failed(handed, work))
         if self._exit is not None:
             # The outcome is recorded, so the consumer can still be closed in order.
             error, self._exit = self._exit, None
             raise error
-
-    async def _handle_batch(self, work: WorkItem) -> None:
-        self._record(work, await self._failed(work.whole, work))
-
-    def _record(self, work: WorkItem, failed: Failed) -> None:
-        if failed and self._options.orderly and all(failure.delay_level >= 0 for failure in failed):
-            self._engine.keep_back(work, 0, [], failed[0].reason)
-        else:
-            self._engine.finish_work(work, failed, len(work.messages) - len(failed))
-
-    async def _handle_each(self, work: WorkItem) -> None:
-        failed: Failed = []
-        orderly = self._options.orderly
-        for number, message in enumerate(work.messages):
-            outcome = await self._failed(message, work)
-            if work.given_up:
-                return
-            if outcome and orderly and outcome[0].delay_level >= 0:
-                self._engine.keep_back(work, number, failed, outcome[0].reason)
-                return
-            failed += outcome
-            work.begun_at = time.monotonic()  # each message has its own time
-        self._engine.finish_work(work, failed, len(work.messages) - len(failed))
 
     async def _failed(self, handed: Any, work: WorkItem) -> Failed:
         """Await the listener; returns the messages to redeliver, with their delay levels."""
@@ -400,9 +363,6 @@ class GroupConsumer(ReceiverShell, TaskMember):
         self._waiters: dict[asyncio.Future[None], None] = {}
         """Receivers that wait, in their order."""
         return self._engine_of(dialer, self._life.guard, self._post_changed, self._post_end)
-
-    def _begin_handling(self) -> None:
-        return
 
     def _end_handling(self) -> None:
         self._deliveries.end(abandon=True)

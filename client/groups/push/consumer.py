@@ -13,16 +13,16 @@ from types import TracebackType
 from typing import Any, Self
 
 from ....protocol.errors import FlintError
+from ...aio.rpc import Dialer
 from ...core import hooks
 from ...core.client_guard import Guard
 from ...core.consume.batch import Batch, StoredMessage
 from ...core.rpc.timeouts import check_timeout, wait_seconds
 from ...errors import ClientClosed, InvalidArgument, ListenerTimeout
-from ...sync.pool import Dialer
 from .delivery import Delivery
 from .group_client import Engine, MemberEngine
-from .shell import ConsumerShell, MemberShell, ReceiverShell, StopSignals, check_plain_listener, check_returned
-from .work_engine import Workers
+from .listeners import Workers, check_plain_listener, check_returned
+from .shell import ConsumerShell, MemberShell, ReceiverShell, StopSignals
 
 # ---- A member of a group that threads of the application use.
 
@@ -32,16 +32,11 @@ class ThreadMember(MemberShell):
 
     def _new_engine(self, dialer: Dialer) -> MemberEngine:
         self._guard = Guard(type(self).__name__)
-        self._ended = threading.Event()
         return self._engine_for(dialer)
 
     @abstractmethod
     def _engine_for(self, dialer: Dialer) -> MemberEngine:
         """Create the engine, whose ``ended`` is ``_engine_ended``."""
-
-    @abstractmethod
-    def _begin_handling(self) -> None:
-        """Get ready for messages, before the engine starts."""
 
     @abstractmethod
     def _end_handling(self) -> None:
@@ -69,7 +64,6 @@ class ThreadMember(MemberShell):
         if self._started:
             raise InvalidArgument("this consumer was already started; create a new one to start again")
         self._started = True
-        self._begin_handling()
         self._engine.start()
 
     def _check_joined(self, joined: bool) -> None:
@@ -78,7 +72,7 @@ class ThreadMember(MemberShell):
             reason = self._not_joined()
             self._guard.closed = True
             self._engine.abandon()  # it may hang in a connection attempt; report why it could not join
-            self._ended.wait(self._timeout)
+            self._engine.ended.wait(self._timeout)
             self._end_handling()
             raise reason
         if self._engine.failure is not None:
@@ -92,7 +86,7 @@ class ThreadMember(MemberShell):
 
         Raises ``ClientFailed``, with the reason as its cause, if the consumer cannot continue.
         """
-        ended = self._ended.wait(None if timeout is None else wait_seconds(timeout))
+        ended = self._engine.ended.wait(None if timeout is None else wait_seconds(timeout))
         self._engine.check()
         return ended
 
@@ -118,8 +112,7 @@ class ThreadMember(MemberShell):
         self._engine.check()
 
     def _engine_ended(self, error: FlintError | None) -> None:
-        """End all waits; called on the engine's thread."""
-        self._ended.set()
+        """End all waits; called on the I/O thread."""
         self._end_handling()
 
 
@@ -178,11 +171,7 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener], ThreadMember):
         )
         return workers.engine
 
-    def _begin_handling(self) -> None:
-        self._workers.start()
-
     def _end_handling(self) -> None:
-        self._workers.stop()
         self._wakeups.put(None)
 
     # ---- its lifetime
@@ -205,7 +194,7 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener], ThreadMember):
                         break
                 if signals.received is None:
                     self._check_joined(joined)
-                while not self._ended.is_set() and signals.received is None:
+                while not self._engine.ended.is_set() and signals.received is None:
                     with contextlib.suppress(queue.Empty):
                         self._wakeups.get(timeout=_WAIT_SECONDS_MAX)
                 if signals.received is not None:
@@ -232,13 +221,12 @@ class PushConsumer(ConsumerShell[MessageListener, BatchListener], ThreadMember):
         self._engine.leave()
         if self._workers.called_by_one():
             return
-        ended = self._ended.wait(max(0.0, deadline - time.monotonic()))
+        ended = self._engine.ended.wait(max(0.0, deadline - time.monotonic()))
         late: ListenerTimeout | None = None
         if not ended:
             late = self._not_returned(timeout)
             self._engine.abandon()
-            self._ended.wait(self._timeout)
-        self._workers.stop()
+            self._engine.ended.wait(self._timeout)
         self._engine.check()
         if late is not None:
             raise late
@@ -288,9 +276,6 @@ class GroupConsumer(ReceiverShell, ThreadMember):
 
     def _engine_for(self, dialer: Dialer) -> MemberEngine:
         return self._engine_of(dialer, self._guard, lambda: None, self._engine_ended)
-
-    def _begin_handling(self) -> None:
-        return
 
     def _end_handling(self) -> None:
         self._deliveries.end(abandon=True)
@@ -359,7 +344,7 @@ class GroupConsumer(ReceiverShell, ThreadMember):
             if open_count:
                 deliveries.end(abandon=True)
                 self._engine.abandon()
-        confirmed = self._ended.wait(self._timeout)
+        confirmed = self._engine.ended.wait(self._timeout)
         self._engine.abandon()
         self._engine.check()
         if open_count:

@@ -1,4 +1,4 @@
-"""The engine of a push consumer: the thread that talks to the broker for one member of a group.
+"""The engine of a push consumer, which talks to the broker for one member of a group.
 
 One lock guards the state that it shares with other threads (claims, membership, progress, acks, prefetch).
 """
@@ -13,26 +13,26 @@ from math import inf
 
 from ....protocol.commands import NOTIFY_CONSUMER_IDS_CHANGED
 from ....protocol.errors import FlintError, UnknownCommand
+from ...aio.connection import Connection
+from ...aio.rpc import Dialer
 from ...core.rpc.session import Asked
 from ...errors import ClientClosed, ClientFailed
-from ...sync.connection import Connection
-from ...sync.pool import Dialer
-from ..connection_thread import ConnectionThread
+from ..member_connection import MemberConnection
 from .assignments import Claim, WorkItem, claims_for
 from .membership import Membership
 from .options import Options
 from .outcome import Failed, Health
 from .progress import AckTracker, Prefetch, Progress, Told
 
-# ---- The interface of the thread behind a member of a group, for the classes that applications use.
+# ---- The interface of the engine behind a member of a group, for the classes that applications use.
 
 
-class MemberEngine(ConnectionThread):
-    """The connection thread of one member. ``ended``: called once, with the fatal error, if there was one."""
+class MemberEngine(MemberConnection):
+    """The engine of one member. ``ended``: called once, with the fatal error, if there was one."""
 
     def __init__(self, options: Options, dialer: Dialer, ended: Callable[[FlintError | None], None]) -> None:
         seconds = min(options.timeout_seconds, options.session_seconds)
-        super().__init__(f"flintmq-group-{options.group}", f"group {options.group}", seconds, dialer)
+        super().__init__(f"group {options.group}", seconds, dialer)
         self.joined = threading.Event()
         """Set when the broker has accepted the member, or when the engine ends."""
         self._options = options
@@ -81,9 +81,9 @@ LOOK_SECONDS_MAX = 1.0
 
 
 class Engine(MemberEngine):
-    """The connection thread of one member.
+    """The engine of one member.
 
-    Callbacks, on the engine's thread: ``begin`` gets the works that a listener is to handle; ``recall`` asks for the
+    Callbacks, on the I/O thread: ``begin`` gets the works that a listener is to handle; ``recall`` asks for the
     works of revoked and lost queues that no listener has begun; ``stuck`` gets a work that takes longer than
     ``listener_timeout``; ``ended`` is called once, with the fatal error, if there was one.
     """
@@ -114,7 +114,7 @@ class Engine(MemberEngine):
         with self._lock:
             self._membership.leaving = True
             self._claims.revoke_all()
-        self._waiter.wake()
+        self.wake()
 
     def abandon(self) -> None:
         """Leave the group and end, without waiting for running works."""
@@ -122,7 +122,7 @@ class Engine(MemberEngine):
             self._membership.leaving = True
             self._claims.revoke_all()
             self._acks.abandon()
-        self._waiter.wake()
+        self.wake()
 
     # ---- results of listeners and of deliveries
 
@@ -164,7 +164,7 @@ class Engine(MemberEngine):
         """
         with self._lock:
             self._acks.keep_back(work, handled, failed, reason)
-            self._waiter.wake()
+            self.wake()
 
     def give_back(self, work: WorkItem) -> None:
         """Return a work that was not begun, because its queue is being released."""
@@ -173,11 +173,11 @@ class Engine(MemberEngine):
             self._wake_for(work.claim)
 
     def _wake_for(self, claim: Claim) -> None:
-        """Wake the thread if there is something to do now. Waking it for every finished work would cost too much."""
+        """Wake the engine if there is something to do now. Waking it for every finished work would cost too much."""
         acks = self._acks
         may_pull = not claim.asked and self._claims.has_room(claim)
         if acks.to_begin or acks.sending_back or claim.stopped or may_pull:
-            self._waiter.wake()
+            self.wake()
 
     # ---- state and control
 
@@ -185,7 +185,7 @@ class Engine(MemberEngine):
         """Stop pulling these topics, and only these."""
         with self._lock:
             self._prefetch.paused = topics
-        self._waiter.wake()
+        self.wake()
 
     @property
     def paused(self) -> frozenset[str]:
@@ -199,7 +199,7 @@ class Engine(MemberEngine):
                 told(self.failure or consumer_closed())
                 return
             self._progress.ask(told)
-        self._waiter.wake()
+        self.wake()
 
     def health(self) -> Health:
         """Return the current state and counters."""
@@ -237,7 +237,7 @@ class Engine(MemberEngine):
                 commit_trouble=self._progress.trouble,
             )
 
-    # ---- the thread
+    # ---- on the I/O thread
 
     @property
     def _left(self) -> bool:
@@ -268,8 +268,6 @@ class Engine(MemberEngine):
         due += self._membership.due(now, may_leave=may_leave)
         due += self._prefetch.due(now)
         self._send(connection, due)
-        if acks.to_begin:
-            return 0.0
         at = min(self._membership.due_at(), progress.due_at(), acks.due_at(), self._prefetch.due_at(now))
         return max(0.0, min(at - now, LOOK_SECONDS_MAX))
 

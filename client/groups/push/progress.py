@@ -43,8 +43,6 @@ class Progress:
         self._clock = clock
         self._commit_at = inf
         self._told: list[Told] = []
-        self._apart: set[str] = set()
-        """Topics whose queues are committed one by one, because an older broker does not say which ones it refuses."""
         self.committing = False
         """True while a response is outstanding."""
         self.trouble: FlintError | None = None
@@ -99,16 +97,8 @@ class Progress:
                 tell(None)
             return []
         self.committing = True
-        parts = [part for topic, offsets in commits.items() for part in self._parts(topic, offsets)]
-        self._apart.clear()
-        under_way = _UnderWay(len(parts), told, self._membership.epoch)
-        return [self._request(under_way, topic, offsets) for topic, offsets in parts]
-
-    def _parts(self, topic: str, offsets: dict[int, int]) -> list[tuple[str, dict[int, int]]]:
-        """Split a topic's offsets into parts of one request each."""
-        if topic not in self._apart:
-            return [(topic, offsets)]
-        return [(topic, {queue: offset}) for queue, offset in offsets.items()]
+        under_way = _UnderWay(len(commits), told, self._membership.epoch)
+        return [self._request(under_way, topic, offsets) for topic, offsets in commits.items()]
 
     def _request(self, under_way: _UnderWay, topic: str, offsets: dict[int, int]) -> Request:
         operation = requests.commit(self._options, under_way.epoch, topic, offsets)
@@ -143,11 +133,7 @@ class Progress:
         if isinstance(error, EpochFenced):
             self._membership.beat_soon()
             refused = error.details.get("refused")
-            named = isinstance(refused, list | tuple)
-            if not named and len(offsets) > 1:
-                self._apart.add(topic)
-                return True
-            return self._drop(epoch, topic, refused if named else offsets, error)
+            return self._drop(epoch, topic, refused if isinstance(refused, list | tuple) else offsets, error)
         if isinstance(error, QueueNotExist):
             self._membership.beat_soon()
             queues = error.details.get("queues")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 import signal
@@ -13,15 +12,15 @@ from types import FrameType, TracebackType
 from typing import Any, ClassVar, Generic, Self, TypeVar, Unpack, overload
 
 from ....protocol.errors import FlintError
+from ...aio.rpc import Dialer
+from ...aio.runtime import ClientRuntime
 from ...core.client_guard import Guard
 from ...core.hooks import Side
 from ...core.rpc.access import AccessOptions, ClientAccess, access_for
 from ...core.rpc.address import parse_addresses
 from ...core.rpc.timeouts import wait_seconds
 from ...endpoint import ConnectionLog
-from ...errors import InvalidArgument, InvalidArgumentType, ListenerTimeout
-from ...sync.pool import Dialer
-from ..callables import is_coroutine_function, is_generator_function, name_of
+from ...errors import InvalidArgument, ListenerTimeout
 from .delivery import Deliveries, DeliverySource
 from .group_client import Engine, MemberEngine
 from .options import (
@@ -63,7 +62,8 @@ class MemberShell(ABC):
         self._timeout = self._options.timeout_seconds
         self._started = False
         connection_log = ConnectionLog(f"group {self.group}", logging.WARNING)
-        dialer = Dialer(parse_addresses(addresses), access, connection_log)
+        life = ClientRuntime(type(self).__name__)
+        dialer = Dialer(parse_addresses(addresses), access, connection_log, life)
         self._side = Side(self.member, dialer.addresses, self.group)
         self._engine: MemberEngine = self._new_engine(dialer)
 
@@ -290,55 +290,3 @@ class StopSignals:
             return
         self._restore()
         signal.raise_signal(number)
-
-
-# ---- Checks of listeners and their return values.
-
-_ASYNC_ADVICE = (
-    "use flintmq.client.aio.PushConsumer, which awaits it, or pass a plain function (def), which is called in a thread"
-)
-
-
-def check_listener(listener: Any) -> Callable[[Any], Any]:
-    """Return the listener of a consumer that can call any kind of function; raise if it is missing or unusable."""
-    if listener is None:
-        raise InvalidArgument("listener is missing; pass a function that takes a message, or a batch with batch=")
-    if not callable(listener):
-        raise InvalidArgumentType(f"listener must be callable, not {type(listener).__name__}")
-    if is_generator_function(listener):
-        raise InvalidArgument(
-            f"listener {name_of(listener)} is a generator function: calling it would run none of its code; pass a "
-            "function without yield"
-        )
-    found: Callable[[Any], Any] = listener
-    return found
-
-
-def check_plain_listener(listener: Any) -> Callable[[Any], Any]:
-    """Return the listener of a consumer that calls it in threads; raise ``InvalidArgument`` if it is to be awaited."""
-    found = check_listener(listener)
-    if is_coroutine_function(found):
-        raise InvalidArgument(
-            f"listener {name_of(listener)} is a coroutine function (async def), but this consumer would never await "
-            f"its result: {_ASYNC_ADVICE}"
-        )
-    return found
-
-
-def check_returned(returned: Any) -> None:
-    """Raise if a listener returned an awaitable or a generator: this consumer does not run it, so nothing was
-    handled."""
-    if returned is None or not (
-        inspect.isawaitable(returned) or inspect.isgenerator(returned) or inspect.isasyncgen(returned)
-    ):
-        return
-    if inspect.iscoroutine(returned) or inspect.isgenerator(returned):
-        returned.close()
-    raise InvalidArgumentType(
-        f"the listener returned {_article(type(returned).__name__)}, which this consumer does not run, so nothing was "
-        f"handled: {_ASYNC_ADVICE}"
-    )
-
-
-def _article(noun: str) -> str:
-    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"

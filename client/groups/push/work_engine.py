@@ -1,11 +1,8 @@
-"""The engine of a consumer of a work queue: the thread that pops messages, renews leases and sends outcomes."""
+"""The engine of a consumer of a work queue: it pops messages, renews leases and sends outcomes."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import queue
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,18 +12,14 @@ from typing import Any, TypeVar
 from ....protocol.commands import POP_COUNT_MAX, RECEIPTS_MAX
 from ....protocol.errors import ConnectionFailed, FlintError, TopicNotExist, UnknownCommand
 from ....protocol.times import duration_millis
-from ...core import hooks
-from ...core.consume.batch import StoredMessage
+from ...aio.connection import Connection
+from ...aio.rpc import Dialer
 from ...core.rpc.operation import Request, backoff_seconds, is_retriable
 from ...core.rpc.session import Asked
-from ...errors import ClientFailed
-from ...sync.connection import Connection
-from ...sync.pool import Dialer
 from . import work_requests
-from .assignments import WorkItem
-from .group_client import Engine, MemberEngine, consumer_closed
+from .group_client import MemberEngine, consumer_closed
 from .options import Options
-from .outcome import Failed, Health, failed_with
+from .outcome import Health
 from .progress import REASONS_BYTES_MAX, SEND_BACK_MAX, Told
 from .work_deliveries import Lease, Returned, WorkDeliveries
 
@@ -57,14 +50,14 @@ class PoppedTopic:
 
 
 class WorkEngine(MemberEngine):
-    """The connection thread of a consumer of a work queue."""
+    """The engine of a consumer of a work queue."""
 
     def __init__(
         self, options: Options, dialer: Dialer, deliveries: WorkDeliveries, ended: Callable[[FlintError | None], None]
     ) -> None:
         super().__init__(options, dialer, ended)
         self._deliveries = deliveries
-        deliveries.wake = self._waiter.wake
+        deliveries.wake = self.wake
         self._topics = [PoppedTopic(topic, options.start) for topic in options.subscriptions]
         self._paused: frozenset[str] = frozenset()
         self._sending = 0
@@ -80,7 +73,7 @@ class WorkEngine(MemberEngine):
         """Ask for no more messages, wait for the outcomes of the open deliveries, send them, and end."""
         with self._lock:
             self._leaving = True
-        self._waiter.wake()
+        self.wake()
 
     def abandon(self) -> None:
         """Send the outcomes that there are, and end."""
@@ -96,7 +89,7 @@ class WorkEngine(MemberEngine):
         """Stop asking for messages of these topics, and only these."""
         with self._lock:
             self._paused = topics
-        self._waiter.wake()
+        self.wake()
 
     def commit(self, told: Told) -> None:
         """Send all outcomes now; ``told`` is called when the broker has confirmed them."""
@@ -141,7 +134,7 @@ class WorkEngine(MemberEngine):
                 commit_trouble=None,
             )
 
-    # ---- the thread
+    # ---- on the I/O thread
 
     @property
     def _left(self) -> bool:
@@ -362,112 +355,3 @@ def _by_topic(leases: Iterable[Lease]) -> list[tuple[str, tuple[Lease, ...]]]:
     for lease in leases:
         by.setdefault(lease.topic, []).append(lease)
     return [(topic, part) for topic, each in by.items() for part in _parts(each, RECEIPTS_MAX)]
-
-
-# ---- Threads that call a listener, a plain function, with the works that the engine begins.
-
-
-class Workers:
-    """The threads of one consumer, ``side``. ``call``: called with a message or a batch; its exceptions decide the
-    outcome."""
-
-    def __init__(self, options: Options, side: hooks.Side, call: Callable[[Any], None]) -> None:
-        self.engine: Engine
-        """Set by the creator of both."""
-        self._options = options
-        self._side = side
-        self._call = call
-        self._ready: queue.SimpleQueue[WorkItem | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-
-    def start(self) -> None:
-        """Start ``workers`` threads."""
-        for _ in range(self._options.workers):
-            self._add()
-
-    def begin(self, works: list[WorkItem]) -> None:
-        """Queue works for handling. Does not block."""
-        for work in works:
-            self._ready.put(work)
-
-    def recall(self) -> None:
-        """Give back works of revoked queues that no thread has begun, because the queues' next member waits for them.
-
-        The others keep their order. Only the engine's thread calls this and ``begin``.
-        """
-        waiting: list[WorkItem | None] = []
-        with contextlib.suppress(queue.Empty):  # the threads take works at the same time
-            for _ in range(self._ready.qsize()):
-                waiting.append(self._ready.get_nowait())
-        for work in waiting:
-            if work is not None and work.claim.stopped:
-                self.engine.give_back(work)
-            else:
-                self._ready.put(work)
-
-    def replace(self, work: WorkItem) -> None:
-        """Start another thread in place of one that does not return: Python cannot end a stuck thread."""
-        self._add()
-
-    def stop(self) -> None:
-        """Make each thread end after its current work. Does not wait for them."""
-        for _ in self._threads:
-            self._ready.put(None)
-
-    def called_by_one(self) -> bool:
-        """Return whether the calling thread is one of the workers."""
-        return threading.current_thread() in self._threads
-
-    def _add(self) -> None:
-        name = f"flintmq-listener-{self._options.group}-{len(self._threads)}"
-        thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _work(self) -> None:
-        handle = self._handle_batch if self._options.whole_batches else self._handle_each
-        while (work := self._ready.get()) is not None:
-            if work.claim.stopped:
-                self.engine.give_back(work)
-                continue
-            work.taken_at = work.begun_at = time.monotonic()
-            try:
-                handle(work)
-            except BaseException as error:  # noqa: BLE001 - a dying thread must end the consumer, not go unnoticed
-                self.engine.die(
-                    ClientFailed(f"a listener ended its thread with {type(error).__name__}: {error}", error)
-                )
-                return
-            if work.given_up:
-                return  # another thread has taken this one's place
-
-    def _handle_batch(self, work: WorkItem) -> None:
-        failed = self._failed(work.whole, work.messages, work)
-        if failed and self._options.orderly and all(failure.delay_level >= 0 for failure in failed):
-            self.engine.keep_back(work, 0, [], failed[0].reason)
-        else:
-            self.engine.finish_work(work, failed, len(work.messages) - len(failed))
-
-    def _handle_each(self, work: WorkItem) -> None:
-        failed: Failed = []
-        orderly = self._options.orderly
-        for number, message in enumerate(work.messages):
-            if work.given_up:
-                return
-            outcome = self._failed(message, (message,), work)
-            if outcome and orderly and outcome[0].delay_level >= 0:
-                self.engine.keep_back(work, number, failed, outcome[0].reason)
-                return
-            failed += outcome
-            if len(work.messages) > 1:
-                work.begun_at = time.monotonic()  # the timeout applies to each message
-        self.engine.finish_work(work, failed, len(work.messages) - len(failed))
-
-    def _failed(self, handed: Any, messages: Sequence[StoredMessage], work: WorkItem) -> Failed:
-        """Call the listener; returns the messages to redeliver, with their delay levels."""
-        try:
-            with hooks.active.process(self._side, messages, several=self._options.whole_batches, pushed=True):
-                self._call(handed)
-        except BaseException as error:  # noqa: BLE001 - after any error of a listener the messages are redelivered
-            return failed_with(error, self._options, messages, work)
-        return []

@@ -1,4 +1,4 @@
-"""The thread that registers a producer with the broker, over its own connection, and receives the broker's checks."""
+"""The registration of a producer with the broker, over its own connection, on which the broker's checks arrive."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ from ....protocol.fields import decode_fields, encode_fields
 from ....protocol.names import check_name
 from ....protocol.storage.delivery import PROPERTY_HALF, PROPERTY_PRODUCER_GROUP
 from ....protocol.times import duration_millis
+from ...aio.connection import Connection
+from ...aio.rpc import Dialer
 from ...application_code import described
 from ...core.admin import end_half
 from ...core.consume.batch import StoredMessage
@@ -36,10 +38,8 @@ from ...core.rpc.operation import Operation, Request, nothing, operation
 from ...core.rpc.session import Answer, Asked
 from ...core.rpc.timeouts import check_timeout
 from ...errors import ClientFailed, InvalidArgument, InvalidArgumentType
-from ...sync.connection import Connection
-from ...sync.pool import Dialer
 from ..callables import is_coroutine_function, is_generator_function, name_of
-from ..connection_thread import ConnectionThread
+from ..member_connection import MemberConnection
 from .decisions import Decisions, Outcome
 
 # ---- The requests of a transactional producer, as operations.
@@ -153,14 +153,14 @@ class Question:
         self.message = StoredMessage(len(asked.body), 0, asked.body, request.topic)
 
 
-class Registration(ConnectionThread):
-    """The registration of one producer. ``ask`` is called on its thread with each check and must not block; ``answer``
-    answers it."""
+class Registration(MemberConnection):
+    """The registration of one producer. ``ask`` is called on the I/O thread with each check and must not block;
+    ``answer`` answers it."""
 
     def __init__(
         self, group: str, member: str, session_seconds: float, dialer: Dialer, ask: Callable[[Question], None]
     ) -> None:
-        super().__init__(f"flintmq-producer-group-{group}", f"producer group {group}", session_seconds, dialer)
+        super().__init__(f"producer group {group}", session_seconds, dialer)
         self.group = group
         self.member = member
         self.registered = threading.Event()
@@ -175,7 +175,7 @@ class Registration(ConnectionThread):
     # ---- for other threads
 
     def check(self) -> None:
-        """Raise ``ClientFailed`` if the thread has ended with an error."""
+        """Raise ``ClientFailed`` if it has ended with an error."""
         if self.failure is not None:
             raise ClientFailed(
                 f"the producer of group {self.group} can no longer answer the broker's checks: {self.failure}; "
@@ -185,14 +185,14 @@ class Registration(ConnectionThread):
 
     @property
     def alive(self) -> bool:
-        """True if the thread is running or has not been started yet."""
-        return self.failure is None and (self._thread is None or self.running)
+        """True until the end, also before the start."""
+        return self.failure is None and not self.ended.is_set()
 
     def answer(self, question: Question, outcome: Outcome | BrokerError, *, running: bool = False) -> None:
         """Answer a check with the outcome, or with the error that prevented it. ``running``: the transaction is open in
         this producer."""
         self._answers.append((question, outcome, running))
-        self._waiter.wake()
+        self.wake()
 
     def fail_checks(self, error: BaseException) -> None:
         """End after an error because of which checks can no longer be answered."""
@@ -200,17 +200,14 @@ class Registration(ConnectionThread):
         self.die(self.failure)
 
     def leave(self) -> None:
-        """Stop receiving checks, and end; waits for the thread. Idempotent."""
+        """Stop receiving checks, and wait for the end. Idempotent."""
         with self._lock:
-            thread = self._thread
             self._leave_by = min(self._leave_by, time.monotonic() + LEAVE_SECONDS_MAX)
-        if thread is None:
-            return
-        self._waiter.wake()
-        if thread is not threading.current_thread():
-            thread.join()
+        if self.running:
+            self.wake()
+            self.ended.wait()
 
-    # ---- the thread
+    # ---- on the I/O thread
 
     @property
     def _left(self) -> bool:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, Unpack
 
 from ....protocol.errors import FlintError
+from ...aio.rpc import Dialer
+from ...aio.runtime import ClientRuntime
 from ...core.compression import Compression
 from ...core.produce.delivery import Outbox
 from ...core.produce.packer import Flush
@@ -17,7 +19,6 @@ from ...core.rpc.access import AccessOptions, access_for
 from ...core.rpc.address import parse_addresses
 from ...endpoint import ConnectionLog
 from ...message import Message
-from ...sync.pool import Dialer
 from . import registration
 from .decisions import Decisions, Outcome
 from .registration import Question, Questions, Registration
@@ -147,7 +148,8 @@ class TransactionProducerShell(ABC, Generic[HalvesT, CheckT]):
         self._decisions = Decisions(self._halves.delivery)
         self._questions = Questions(self._decisions, self._check_later)
         connection_log = ConnectionLog(f"producer group {self._group}", logging.WARNING)
-        dialer = Dialer(parse_addresses(addresses), entry, connection_log)
+        life = ClientRuntime(type(self).__name__)
+        dialer = Dialer(parse_addresses(addresses), entry, connection_log, life)
         self._registration = Registration(self._group, registration.new_member(), seconds, dialer, self._questions.ask)
         self._questions.registration = self._registration
 

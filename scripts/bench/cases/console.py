@@ -25,7 +25,7 @@ from ..machine import cpu_seconds, resident_bytes, touch_memory
 from ..measure import BenchFailed, Case, Measure, Sample, Samples, Skipped, percentile
 from ..raw import RawClient
 from ..viewers import VIEWERS, create_users, viewers, witness
-from .metrics import SideProcess
+from .beside import SideProcess
 
 MESSAGES = 1_000_000
 TOPICS = 1_000

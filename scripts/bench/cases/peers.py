@@ -25,9 +25,8 @@ from ..machine import cpu_seconds, touch_memory
 from ..measure import BenchFailed, Case, Measure, Sample, Samples, Skipped, percentile
 from ..paced_sender import MESSAGES_A_SECOND
 from ..peers import servers
-from .aio_sends import send_all
-from .end_to_end import produce_and_pull
-from .single import WARM_UP_MESSAGES, send_one_by_one
+from .latency import produce_and_pull
+from .sends import SINGLE_WARM_UP_MESSAGES, send_from_tasks, send_one_by_one
 
 SINGLE = {"async": 20_000, "sync": 5_000}
 WINDOW = {"async": 200_000, "sync": 64_000}
@@ -92,14 +91,14 @@ def of_flintmq(bench: Bench, flush: str) -> Sample:
     with bench.broker(flush) as broker:
         before = cpu_seconds(broker.pid)
         taken = send_one_by_one(broker, count)
-        cpu = (cpu_seconds(broker.pid) - before) / (count + WARM_UP_MESSAGES)
+        cpu = (cpu_seconds(broker.pid) - before) / (count + SINGLE_WARM_UP_MESSAGES)
     warm_up = bench.count(WARM_UP_64)
     load = columns(bench.count(WINDOW[flush]) + warm_up)
     rates = {}
     with bench.broker(flush) as broker:
         rates[BATCH] = send_batches(broker, load, warm_up)
     with bench.broker(flush) as broker:
-        rates[TASKS] = asyncio.run(send_all(broker, load, warm_up))[0]
+        rates[TASKS] = asyncio.run(send_from_tasks(broker, load, warm_up))[0]
     with bench.broker(flush) as broker:
         arrived = produce_and_pull(broker, bench.count(END_TO_END))
     single = {"p50": percentile(taken, 0.5) * 1e6, "p99": percentile(taken, 0.99) * 1e6, "rate": count / sum(taken)}
@@ -133,10 +132,10 @@ def of_peer(bench: Bench, peer: Peer, python: Path, flush: str) -> Sample:
             return found, cpu_seconds(server.pid) - before
 
     count = bench.count(SINGLE[flush])
-    single, cpu = measure("single", count, WARM_UP_MESSAGES)
+    single, cpu = measure("single", count, SINGLE_WARM_UP_MESSAGES)
     rates = {way: measure(way, bench.count(WINDOW[flush]), bench.count(WARM_UP_64))[0]["rate"] for way in peer.ways}
     end_to_end, _ = measure("end_to_end", bench.count(END_TO_END), 250, MESSAGES_A_SECOND)
-    return figures(flush, peer.name, single, cpu / (count + WARM_UP_MESSAGES), rates, end_to_end)
+    return figures(flush, peer.name, single, cpu / (count + SINGLE_WARM_UP_MESSAGES), rates, end_to_end)
 
 
 def figures(

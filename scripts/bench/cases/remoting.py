@@ -19,7 +19,7 @@ from ..load import QUEUES, TOPIC, FramePacker, columns
 from ..machine import cpu_seconds, touch_memory
 from ..measure import BenchFailed, Case, Measure, Sample, Samples, Skipped
 from ..raw import RawClient
-from .single import WARM_UP_MESSAGES, send_one_by_one
+from .sends import SINGLE_WARM_UP_MESSAGES, send_one_by_one
 
 SINGLE = {"async": 20_000, "sync": 5_000}
 WINDOW = 200_000
@@ -125,7 +125,7 @@ def of_own_protocol(bench: Bench) -> dict[str, float]:
         with bench.broker(flush) as broker:
             before = cpu_seconds(broker.pid)
             send_one_by_one(broker, bench.count(count))
-            found[flush] = (cpu_seconds(broker.pid) - before) / (bench.count(count) + WARM_UP_MESSAGES)
+            found[flush] = (cpu_seconds(broker.pid) - before) / (bench.count(count) + SINGLE_WARM_UP_MESSAGES)
     with bench.broker("async") as broker:
         load = columns(bench.count(WINDOW))
         packer = FramePacker("remoting")

@@ -20,7 +20,7 @@ from ..bench import Bench
 from ..broker import Broker
 from ..load import TOPIC, Columns, columns
 from ..measure import Case, Measure, Sample, Samples, Skipped
-from .group_consume import BATCH, consume
+from .groups import BATCH, consume
 
 SINGLES = 2_000
 SEVERAL = 50_000

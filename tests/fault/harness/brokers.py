@@ -78,7 +78,6 @@ class ForkedBroker:
 
     @property
     def ended(self) -> bool:
-        """Return whether the process has ended."""
         while self._code is None and select.select([self._output], [], [], 0)[0]:
             if not self._hear(0):
                 self.wait()

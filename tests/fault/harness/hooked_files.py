@@ -41,19 +41,16 @@ class HookedFiles(Files):
         return fd
 
     def resize(self, fd: int, size: int) -> None:
-        """Resize; a change."""
         self.before("resize", self._paths[fd])
         super().resize(fd, size)
         self.after("resize", self._paths[fd])
 
     def allocate(self, fd: int, at: int, size: int) -> None:
-        """Allocate; a change."""
         self.before("allocate", self._paths[fd])
         super().allocate(fd, at, size)
         self.after("allocate", self._paths[fd])
 
     def write(self, fd: int, data: bytes | memoryview, at: int) -> None:
-        """Write; a change."""
         self.before("write", self._paths[fd])
         super().write(fd, data, at)
         self.after("write", self._paths[fd])
@@ -81,7 +78,6 @@ class HookedFiles(Files):
         self.after("rename", new)
 
     def unlink(self, path: Path) -> None:
-        """Unlink; a change."""
         self.before("unlink", self._name(path))
         super().unlink(path)
         self.after("unlink", self._name(path))

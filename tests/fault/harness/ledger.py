@@ -24,22 +24,18 @@ def body_of(number: int) -> bytes:
 
 
 def message_of(number: int, topic: str = TOPIC) -> Message:
-    """Return the message with that number."""
     return Message(topic, body_of(number), keys=(key_of(number),), tags=tag_of(number))
 
 
 def key_of(number: int) -> str:
-    """Return the key of the message with that number."""
     return f"key-{number}"
 
 
 def tag_of(number: int) -> str:
-    """Return the tag of the message with that number."""
     return "eu" if number % 3 else "us"
 
 
 def number_in(body: bytes) -> int:
-    """Return the number in a body, -1 if it has none."""
     return int(body[:12]) if body[:12].isdigit() else -1
 
 

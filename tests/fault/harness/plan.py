@@ -51,7 +51,6 @@ class Deck:
 
 
 def campaigns(seed: int) -> Iterator[Planned]:
-    """Yield the campaigns of the run with that seed."""
     source = random.Random(seed)
     kinds = Deck(source, KINDS)
     rare = Deck(source, RARE)

@@ -49,7 +49,6 @@ class Point:
     nth_max: int = 1
 
     def matches(self, operation: str, path: str, after: bool, phase: str) -> bool:
-        """Return whether this call is the point."""
         return (operation, after, phase) == (self.operation, self.after, self.phase) and bool(
             re.fullmatch(self.path or ".*", path)
         )
@@ -132,11 +131,9 @@ class DyingAtPoint(HookedFiles):
         self._phase = OPENING
 
     def before(self, operation: str, path: str) -> None:
-        """Die if this is the point."""
         self._reached(operation, path, after=False)
 
     def after(self, operation: str, path: str) -> None:
-        """Die if this is the point."""
         self._reached(operation, path, after=True)
 
     def _reached(self, operation: str, path: str, *, after: bool) -> None:

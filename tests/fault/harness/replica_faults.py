@@ -69,11 +69,9 @@ class ReplicaFaults:
         await asyncio.to_thread(self._replicas.start, member)
 
     async def kill_primary(self) -> None:
-        """Kill the primary."""
         await self._kill(self._primary)
 
     async def kill_follower(self) -> None:
-        """Kill a follower."""
         await self._kill(self._followers[0])
 
     async def empty_primary(self) -> None:
@@ -112,7 +110,6 @@ class ReplicaFaults:
     # ---- disks ----
 
     async def cut_power_of_primary(self) -> None:
-        """Cut the primary's power."""
         await self._kill(self._primary, powerless=True)
 
     async def cut_power_of_all(self) -> None:
@@ -207,7 +204,6 @@ class ReplicaFaults:
     # ---- the registry ----
 
     async def kill_etcd_leader(self) -> None:
-        """Kill the leader of etcd."""
         (leader,) = [server for server in self._hosts.etcd if server.leads()]
         await asyncio.to_thread(leader.kill)
         await self._pass(DOWN_S)
