@@ -167,7 +167,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _enter_short_way(self) -> None:
         """Let the kernel read this connection soon, if nothing is against it."""
         self.repeated.served = 0
-        if self.stops or self.ending or not self.reading or not self.parser.is_settled():
+        if self.stops or self.ending or not self.reading or not self.parser.is_settled() or self.broker.tls is not None:
             return
         self.reading = False
         self.transport.pause_reading()
@@ -190,6 +190,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         assert short_sends is not None, "it has entered"
         short_sends.leave(self.repeated.place, self)
         self.left_short_way(b"")
+
+    def settle(self, since: float) -> None:
+        """Take over what the kernel has counted; leave the short way if answers have waited since before ``since``."""
+        short_sends = self.broker.short_sends
+        if short_sends is not None and self.responses.leave_short_way is not None:
+            short_sends.settle(self.repeated.place, self)
+            if short_sends.waits_since(self.repeated.place) < since:
+                self._leave_short_way()
 
     def left_short_way(self, data: bytes) -> None:
         """Read again, after these bytes, which arrived before."""

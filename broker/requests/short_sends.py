@@ -27,6 +27,7 @@ any other response on the connection, a slow reader    the connection leaves
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import time
@@ -465,6 +466,13 @@ class ShortSends:
         connection.responses.bytes_out += rows[place + kernel.C_SENT]
         for column in (kernel.C_FRAMES, kernel.C_BYTES, kernel.C_READS, kernel.C_SENT):
             rows[place + column] = 0
+
+    def waits_since(self, place: int) -> float:
+        """Return when the oldest waiting answer arrived, perhaps another connection's; infinity if none of this one
+        waits."""
+        if not self.connections.values[place + kernel.C_WAITING] or not self._answers:
+            return math.inf
+        return self._answers[0].began
 
     def _turn(self) -> None:
         """Serve the connections that are ready."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import socket
 import termios
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from flintmq.broker.kernels.short_sends import AVAILABLE
 from flintmq.broker.net.connection import ClientConnection
 from flintmq.broker.requests import short_sends
+from flintmq.protocol.errors import ServiceNotAvailable
 from flintmq.protocol.frames import ProduceHead
 from tests.native_side import CHANGES, TOPICS, NativeSide, change_topic
 from tests.paired_brokers import Pair, Wire, pair_of, split_evenly
@@ -201,3 +203,43 @@ def feed(pair: Pair[SocketSide], chunks: list[bytes], requests: int) -> None:
     for side in (pair.short, pair.general):
         pair.runner.run(side.feed(chunks, requests))
     pair.check_equal()
+
+
+@pytest.mark.parametrize("entered", [True, False])
+def test_frames_that_a_full_disk_refuses_leave_nothing_behind(
+    pair: Pair[SocketSide], monkeypatch: pytest.MonkeyPatch, entered: bool
+) -> None:
+    def frames(queue: int, count: int) -> bytes:
+        stream = bytearray()
+        for _ in range(count):
+            pair.next_id += 1
+            body = msgpack.packb([b"body", {}])
+            head = ProduceHead("orders", queue, 0, "", "", "EF" * 10)
+            stream += head.encode(pair.next_id, 1, 4 * pair.next_id, 0, len(body)) + body
+        return bytes(stream)
+
+    def fail(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    sides = (pair.short, pair.general)
+    for side in sides:
+        side.use(0)
+    for _ in range(4):
+        feed(pair, [frames(-1, 2)], 2)
+        feed(pair, [frames(1, 2)], 2)
+    connection = pair.short.connections[0]
+    if not entered and not connection.reading:
+        connection._leave_short_way()
+    assert connection.reading is not entered
+    refused = frames(-1, 3)
+    with monkeypatch.context() as patch:
+        for side in sides:
+            patch.setattr(side.broker.store.commitlog.writer._os, "write", fail)
+            pair.runner.run(side.feed([refused], 3))
+            # Not the whole answers: they name the folder and the free bytes.
+            assert {code for _, code, _, _ in side.answers()} == {ServiceNotAvailable.code}
+            side.wire.sent.clear()
+    pair.check_equal()
+    assert connection.reading
+    for _ in range(3):
+        feed(pair, [frames(-1, 2)], 2)
