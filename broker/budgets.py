@@ -32,7 +32,6 @@ class InFlightBudget:
         too."""
 
     def limit(self, bytes_max: int, *, stalled: bool) -> None:
-        """Set the bounds. ``stalled``: whether the disk hangs."""
         self.bytes_max = -1 if stalled else bytes_max
         self.bytes_end = bytes_max + bytes_max // 8
 
@@ -113,7 +112,6 @@ class ReceiveBudget:
         self._give_on()
 
     def forget(self, receiver: Receiver) -> None:
-        """Remove a closed connection."""
         self._waiting.pop(receiver, None)
         self.done(receiver.parser)
 
@@ -257,10 +255,10 @@ class SharingParser(FrameParser):
 
 # ---- Budget for responses that the broker has produced and their clients have not read yet.
 #
-# Each connection may have ``limits.write_buffer_bytes_max`` of unsent bytes; this module bounds their sum.
-# While the sum exceeds ``limits.send_bytes_max``, requests of clients that have not drained their responses
-# wait. All other clients are served up to 1.5 times the limit, so that slow readers do not block them. The
-# closer the sum is to the limit, the smaller are the responses that are read from the store.
+# Each connection may have ``WRITE_BUFFER_BYTES_MAX`` (``net/connection.py``) of unsent bytes; this module bounds their
+# sum. While the sum exceeds ``limits.send_bytes_max``, requests of clients that have not drained their responses wait.
+# All other clients are served up to 1.5 times the limit, so that slow readers do not block them. The closer the sum is
+# to the limit, the smaller are the responses that are read from the store.
 
 SMALL_BYTES = 16 * 1024
 """Unsent bytes of a connection up to this number do not count; while memory is short, it may not have more."""

@@ -1,4 +1,4 @@
-"""The broker's settings: their defaults and valid values. ``config_sources.py`` reads them.
+"""The broker's settings: their defaults, valid values and sources.
 
 The defaults are defined here and in ``store/settings.py``; ``conf/broker.toml`` repeats them for operators, and a test
 keeps both equal.
@@ -6,15 +6,30 @@ keeps both equal.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+import difflib
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ..protocol.commands import DEFAULT_PORT, QUEUES_MAX
+from ..protocol.errors import ConfigurationError
 from ..protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
 from ..protocol.storage.layout import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, UNIT_BYTES
+from ..protocol.text_files import decode_text
 from .addresses import is_loopback, parse_address
 from .store.settings import MIB, StoreSettings
 
@@ -141,10 +156,8 @@ class FlushSection(Section):
 
     policy: Annotated[Literal["sync", "async"], Lower] = "async" if _STORE_DEFAULTS.flush_policy == "async" else "sync"
     interval_ms: Integer = Field(default=_STORE_DEFAULTS.flush_interval_ms, ge=1, le=DAY_MS)
-    least_pages: Integer = Field(default=_STORE_DEFAULTS.flush_least_pages, ge=0, le=1_000_000)
     stall_ms: Integer = Field(default=_STORE_DEFAULTS.flush_stall_ms, ge=10, le=DAY_MS)
     sync_timeout_ms: Integer = Field(default=_STORE_DEFAULTS.flush_sync_timeout_ms, ge=10, le=DAY_MS)
-    checkpoint_interval_ms: Integer = Field(default=_STORE_DEFAULTS.checkpoint_interval_ms, ge=10, le=DAY_MS)
 
 
 class TopicsSection(Section):
@@ -192,9 +205,7 @@ class LimitsSection(Section):
     groups_max: Integer = Field(default=10_000, ge=1, le=10_000_000)
     subscription_bytes_max: Integer = Field(default=32 * MIB, ge=4096, le=2**40)
     committed_offsets_max: Integer = Field(default=200_000, ge=1, le=100_000_000)
-    half_frame_timeout_ms: Integer = Field(default=60_000, ge=10, le=DAY_MS)
     idle_timeout_ms: Integer = Field(default=120_000, ge=10, le=DAY_MS)
-    write_buffer_bytes_max: Integer = Field(default=4 * MIB, ge=4096, le=2**40)
     slow_reader_timeout_ms: Integer = Field(default=60_000, ge=10, le=DAY_MS)
     sequence_runs_max: Integer = Field(default=131_072, ge=2 * PRODUCER_RUNS_MAX, le=100_000_000)
     sequence_expiry_ms: Integer = Field(default=15 * 60_000, ge=1000, le=30 * DAY_MS)
@@ -213,7 +224,6 @@ class RetentionSection(Section):
     disk_clean_percent: Integer = Field(default=75, ge=1, le=100)
     disk_force_percent: Integer = Field(default=85, ge=1, le=100)
     disk_refuse_percent: Integer = Field(default=90, ge=1, le=100)
-    check_interval_ms: Integer = Field(default=1000, ge=10, le=DAY_MS)
 
 
 class TransactionsSection(Section):
@@ -250,7 +260,6 @@ class ReplicationSection(Section):
     tls_ca: OptionalPath = ""
     lease_ms: Integer = Field(default=5_000, ge=2_000, le=60_000, multiple_of=1_000)
     lag_max_ms: Integer = Field(default=5_000, ge=500, le=600_000)
-    quick_takeover: Switch = True
 
 
 class MetricsSection(Section):
@@ -295,10 +304,8 @@ class Settings(Section):
 
     def store_settings(self) -> StoreSettings:
         """Return the settings of the store: ``[store]`` except its path, and ``[flush]``."""
-        values = self.store.model_dump(exclude={"path"})
-        for name, value in self.flush.model_dump().items():
-            values[name if name.startswith("checkpoint_") else f"flush_{name}"] = value
-        return StoreSettings(**values)
+        flush = {f"flush_{name}": value for name, value in self.flush.model_dump().items()}
+        return StoreSettings(**self.store.model_dump(exclude={"path"}), **flush)
 
     def auto_create_topics(self) -> bool:
         """Return whether a message to an unknown topic creates the topic."""
@@ -436,3 +443,158 @@ def valid_values(name: str) -> str:
     words = [word for item in (field.annotation, *get_args(field.annotation)) for word in get_args(item)]
     choices = [*(["true", "false"] if switch else []), *(f'"{word}"' for word in words if isinstance(word, str))]
     return f"{', '.join(choices[:-1])} or {choices[-1]}"
+
+
+# ---- The sources of the settings, and the messages about invalid ones.
+#
+# Later sources win: ``conf/broker.toml`` < ``--config FILE`` < environment < ``--set`` < named flags. pydantic checks
+# the values; an invalid setting raises ``ConfigurationError`` with one line that names the setting, its value, its
+# source and the valid values.
+#
+# pydantic-settings is not used: its environment source ignores variables of unknown sections, reads ``FLINTMQ_STORE``
+# as JSON, and no source of it remembers for an error message where a value came from.
+
+ENVIRONMENT_PREFIX = "FLINTMQ_"
+ENVIRONMENT_SEPARATOR = "__"
+FIXED = {
+    "store.reput_chunk_bytes": "1 MiB",
+    "flush.least_pages": "4",
+    "flush.thorough_interval_ms": "10 s",
+    "flush.checkpoint_interval_ms": "5 s",
+    "limits.half_frame_timeout_ms": "60 s",
+    "limits.popped_messages_max": "200000",
+    "limits.write_buffer_bytes_max": "4 MiB",
+    "remoting.stamp_properties": "true",
+    "replication.quick_takeover": "true",
+    "retention.check_interval_ms": "1 s",
+    "limits.produce_messages_max": "16384",
+    "limits.busy_retry_after_ms": "100 ms",
+    "limits.sequence_producer_runs_max": "1024",
+    "limits.sequence_recovery_bytes": "256 MiB",
+}
+"""Former settings, and the values that they are fixed to now."""
+PACKAGED_FILE = Path(__file__).resolve().parents[1] / "conf" / "broker.toml"
+
+
+class _Given(NamedTuple):
+    """One value of one source. ``name``: SECTION.NAME; ``source``: its description for messages."""
+
+    name: str
+    value: object
+    source: str
+
+
+def load_settings(
+    *, config: Path | None, environment: Mapping[str, str], assignments: Iterable[str], flags: Mapping[str, object]
+) -> Settings:
+    """Return the settings from all sources.
+
+    ``config``: the file of ``--config``; ``environment``: usually ``os.environ``; ``assignments``: the
+    ``SECTION.NAME=VALUE`` of ``--set``; ``flags``: values of the named flags by setting, e.g.
+    ``{"server.listen": "…"}``. Raises ``ConfigurationError``.
+    """
+    return _checked(
+        [
+            *(_in_file(PACKAGED_FILE) if PACKAGED_FILE.is_file() else ()),
+            *(_in_file(config) if config is not None else ()),
+            *_in_environment(environment),
+            *map(_assigned, assignments),
+            *(_Given(name, value, _flag(name)) for name, value in flags.items()),
+        ]
+    )
+
+
+def changed_settings(settings: Settings, changes: Mapping[str, object]) -> Settings:
+    """Return ``settings`` with the values of ``changes`` (by SECTION.NAME), checked as at the start.
+
+    Raises ``ConfigurationError`` for an unknown setting, an invalid value, or values that contradict each other.
+    """
+    return _checked(
+        [
+            # All of them, because rules between settings are checked, too.
+            *(_Given(name, value_of(settings, name), "current value") for name in FIELDS),
+            *(_Given(name, value, "requested") for name, value in changes.items()),
+        ]
+    )
+
+
+def _in_file(path: Path) -> Iterator[_Given]:
+    try:
+        content = tomllib.loads(decode_text(path.read_bytes()))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the settings file {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigurationError(f"the settings file {path} is not valid TOML: {error}") from None
+    for section, values in content.items():
+        if not isinstance(values, dict) or (not values and section not in Settings.model_fields):
+            yield _Given(section, values, str(path))  # refused because it is not the name of a setting
+        else:
+            yield from (_Given(f"{section}.{key}", value, str(path)) for key, value in values.items())
+
+
+def _in_environment(environment: Mapping[str, str]) -> Iterator[_Given]:
+    for variable, value in environment.items():
+        section, separator, key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().partition(ENVIRONMENT_SEPARATOR)
+        if variable.startswith(ENVIRONMENT_PREFIX) and separator:
+            yield _Given(f"{section}.{key}", value, f"the environment variable {variable}")
+
+
+def _assigned(assignment: str) -> _Given:
+    name, separator, value = assignment.partition("=")
+    if not separator or "." not in name:
+        raise ConfigurationError(f"--set {assignment}: use SECTION.NAME=VALUE, e.g. store.index_slots=5000")
+    return _Given(name.strip(), value, "--set")
+
+
+def _flag(name: str) -> str:
+    section, _, key = name.partition(".")
+    return f"--{section if key in ('path', 'policy') else key}"
+
+
+# ---- checks and their messages ----
+
+
+def _checked(given: Iterable[_Given]) -> Settings:
+    """Return the settings with the last value given for each name. Raises ``ConfigurationError``."""
+    values: dict[str, dict[str, object]] = {}
+    sources: dict[str, str] = {}
+    for name, value, source in given:
+        if name not in FIELDS:
+            raise ConfigurationError(_unknown(name, source))
+        section, _, key = name.partition(".")
+        values.setdefault(section, {})[key] = value
+        sources[name] = source
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        # One at a time, because a message is one line.
+        first = error.errors(include_url=False)[0]
+        raise ConfigurationError(_refusal(first, values, sources)) from None
+
+
+def _unknown(name: str, source: str) -> str:
+    sections = sorted(Settings.model_fields)
+    if name in sections:
+        return f"{name} ({source}) is a section, not a setting: use [{name}] with its settings below"
+    if name in FIXED:
+        return f"{name} ({source}) is no longer a setting: the broker always uses {FIXED[name]}. Remove it"
+    key = name.partition(".")[2]
+    same_key = [each for each in FIELDS if key and each.partition(".")[2] == key]
+    nearest = same_key or difflib.get_close_matches(name, FIELDS, n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]}?" if nearest else f"the sections are {', '.join(sections)}"
+    return f"unknown setting {name} ({source}); {hint}"
+
+
+def _refusal(error: ErrorDetails, values: Mapping[str, Mapping[str, Any]], sources: Mapping[str, str]) -> str:
+    """Return pydantic's error as one line: the setting, its value, its source, the rule, other settings that matter."""
+    context = error.get("ctx", {})
+    if error["type"] == CONTRADICTION:
+        name, rule, others = context["name"], context["rule"], context["others"]
+    else:
+        name, others = ".".join(map(str, error["loc"][:2])), ()
+        rule = f"must be {valid_values(name)}"
+    section, _, key = name.partition(".")
+    value = values[section][key] if name in sources else value_of(Settings(), name)
+    source = sources.get(name, "default")
+    hint = ", ".join(f"{other} ({sources.get(other, 'default')})" for other in others)
+    return f"{name} = {value!r} ({source}): {rule}{f'; see also {hint}' if hint else ''}"

@@ -149,8 +149,6 @@ class Property:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number, its sign included."""
-
     value: int | float
     column: int
 
@@ -165,8 +163,6 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """TRUE or FALSE."""
-
     value: bool
     column: int
 

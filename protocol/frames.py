@@ -353,7 +353,6 @@ class ProduceHead:
         self.size = layout_of_head.size
 
     def encode(self, request_id: int, count: int, first: int, born_ms: int, body_bytes: int) -> bytes:
-        """Return all bytes of a frame that come before its body of ``body_bytes`` bytes."""
         header_bytes = self.size - LENGTHS_BYTES
         return self._pack(
             4 + header_bytes + body_bytes,
@@ -464,7 +463,6 @@ class PullFields(dict[str, Any]):
         self.head = head
 
     def encode(self, request_id: int) -> bytes:
-        """Return a whole frame."""
         return self.head.encode(request_id, self["offset"])
 
 

@@ -7,8 +7,8 @@ pytest imports this package in every run of everyone who has FlintMQ installed, 
 ``aio_fixtures``    the fixtures of the asyncio clients, registered if a plug-in for asyncio is there
 ``session_broker``  the broker of a test session: of its own, shared by the workers of pytest-xdist, or given
 ``keeper``          the process that keeps the shared broker until its last user has ended
-``local_broker``    ``LocalBroker``: a broker with small files and, by default, a temporary store
-``started_broker``  ``StartedBroker``: any broker as a process of its own; the scripts use it too
+``started_broker``  ``StartedBroker``: any broker as a process of its own, which the scripts use too; ``LocalBroker``:
+                    one with small files and, by default, a temporary store
 ``broker_handle``   ``BrokerHandle``: the actions of tests on any broker
 ==================  =========================================================================================
 """
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from .broker_handle import BrokerHandle as BrokerHandle
     from .broker_handle import BrokerNotOwned as BrokerNotOwned
     from .broker_handle import LagRemains as LagRemains
-    from .local_broker import SMALL_FILES as SMALL_FILES
-    from .local_broker import LocalBroker as LocalBroker
+    from .started_broker import SMALL_FILES as SMALL_FILES
     from .started_broker import BrokerFailed as BrokerFailed
+    from .started_broker import LocalBroker as LocalBroker
     from .started_broker import StartedBroker as StartedBroker
 
 _HOMES = {
@@ -33,8 +33,8 @@ _HOMES = {
     "LagRemains": "broker_handle",
     "BrokerFailed": "started_broker",
     "StartedBroker": "started_broker",
-    "SMALL_FILES": "local_broker",
-    "LocalBroker": "local_broker",
+    "SMALL_FILES": "started_broker",
+    "LocalBroker": "started_broker",
 }
 __all__ = [*_HOMES]
 

@@ -11,9 +11,8 @@ import os
 import sys
 from pathlib import Path
 
-from .local_broker import LocalBroker
 from .session_broker import ADDRESS, USERS, lock, open_lock
-from .started_broker import BrokerFailed
+from .started_broker import BrokerFailed, LocalBroker
 
 LOG = "keeper.log"
 LISTENS, FAILED = b"+", b"-"

@@ -18,7 +18,7 @@ import pytest
 if TYPE_CHECKING:
     from ..client import Admin, Consumer, Producer
     from .broker_handle import BrokerHandle
-    from .local_broker import LocalBroker
+    from .started_broker import LocalBroker
 
 OPTION, INI, VARIABLE = "--flintmq-broker", "flintmq_broker", "FLINTMQ_TEST_BROKER"
 SHARED_FOLDER = "flintmq-broker"
@@ -85,7 +85,7 @@ def flintmq_broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
 def flintmq_broker_factory() -> Iterator[Callable[..., LocalBroker]]:
     """Return ``make(store=None, *options, settings=None)``, which starts a broker for this test alone; see
     ``flintmq.testing.LocalBroker``."""
-    from .local_broker import LocalBroker
+    from .started_broker import LocalBroker
 
     with contextlib.ExitStack() as opened:
         yield lambda *arguments, **settings: opened.enter_context(LocalBroker(*arguments, **settings))

@@ -16,8 +16,7 @@ from typing import IO
 
 from ..client import Admin, ConnectionFailed, FlintError, RequestTimeout
 from .broker_handle import BrokerHandle, BrokerNotOwned
-from .local_broker import LocalBroker
-from .started_broker import START_SECONDS_MAX, STOP_SECONDS_MAX, BrokerFailed
+from .started_broker import START_SECONDS_MAX, STOP_SECONDS_MAX, BrokerFailed, LocalBroker
 
 ADDRESS, USERS, STARTING = "address", "users.lock", "starting.lock"
 """Files of a shared broker's folder: its address while it runs, and the locks of its users and of its start."""

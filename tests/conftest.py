@@ -152,8 +152,8 @@ class Brokers:
     ) -> RunningBroker:
         """Start a broker with small files on a free port, and wait for it. Without ``store`` each has its own.
 
-        ``settings``: values by their names. ``program``: Python arguments in place of the daemon itself, for a daemon
-        with a fault in it.
+        ``settings``: values by their names, or constants of the broker as ``MODULE:NAME`` (``set_constants``).
+        ``program``: Python arguments in place of the daemon itself, for a daemon with a fault in it.
 
         The broker is forked from a process that has loaded the daemon (``tests/forked.py``); with an ``environment`` or
         a ``program`` it is started as users start it, which takes a second more.

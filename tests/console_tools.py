@@ -16,8 +16,9 @@ from starlette.testclient import TestClient
 from flintmq.client import Admin
 from flintmq.client.console.app import Console, make_app
 from flintmq.client.console.policy import ConsoleOptions
+from flintmq.protocol.commands import UPDATE_AND_CREATE_TOPIC
 from tests.cli_tools import PROGRAM
-from tests.conftest import RunningBroker
+from tests.conftest import RawConnection, RunningBroker
 
 ORIGIN = "http://127.0.0.1:10980"
 SAME_SITE = {"sec-fetch-site": "same-origin"}
@@ -52,6 +53,15 @@ def requests_of(running: RunningBroker, act: Callable[[], object], **access: Any
         act()
         # A connection of an earlier test's console may have closed meanwhile.
         return sum(frames - before.get(connection, 0) for connection, frames in sent(admin).items())
+
+
+def make_topics(connection: RawConnection, count: int) -> None:
+    """Create the topics ``t0000``, ``t0001``, …, with a queue each, without waiting for each response."""
+    for number in range(count):
+        fields = {"topic": f"t{number:04}", "read_queues": 1, "write_queues": 1}
+        connection.send(UPDATE_AND_CREATE_TOPIC, fields)
+    for _ in range(count):
+        connection.receive().raise_for_error()
 
 
 def text_of(page: str) -> str:

@@ -27,6 +27,7 @@ from flintmq.broker.app import (
 )
 from flintmq.broker.net.connection import ClientConnection
 from flintmq.broker.requests.request import DeferredRequests
+from tests.broker_constants import set_constants
 
 MESSAGE_BYTES_MAX = 1 << 20
 DESCRIPTORS_MAX = 3
@@ -89,7 +90,7 @@ def serve(arguments: list[str]) -> int | str | None:
     """Run the daemon; return what it exits with."""
     lost = keep_lost_connections()
     try:
-        daemon.main(arguments, prog_name="flintmq-broker")
+        daemon.main(set_constants(arguments), prog_name="flintmq-broker")
     except SystemExit as end:
         open_requests = [each for each in lost if each.undispatched]
         if end.code == 0 and open_requests:

@@ -228,10 +228,8 @@ BROKER_LIMITS = {
     "limits.groups_max": "consumer groups",
     "limits.subscription_bytes_max": "memory of the subscriptions of all live group members, in bytes",
     "limits.committed_offsets_max": "offsets that groups, and members of broadcasting ones, have committed",
-    "limits.half_frame_timeout_ms": "time from a frame's first byte to its last, in ms",
     "limits.idle_timeout_ms": "time on which nothing happens on a connection, in ms",
-    "limits.write_buffer_bytes_max": "answers that a client has not taken, in bytes",
-    "limits.slow_reader_timeout_ms": "time in which a client takes nothing of them, in ms",
+    "limits.slow_reader_timeout_ms": "time in which a client takes nothing of its answers, in ms",
     "limits.sequence_runs_max": "runs of messages that are remembered; each producer in each topic counts as 4 more",
     "limits.sequence_expiry_ms": "time after its last message for which a producer is remembered, in ms",
 }
@@ -302,10 +300,13 @@ def _metrics() -> str:
     return _table("metric | kind | labels | meaning", rows)
 
 
+_RESULTS = Path(codes.__file__).read_text(encoding="utf-8").partition("# ---- requests of clients ----")[2]
+REQUEST_NAMES = {int(code): name for name, code in re.findall(r"^([A-Z_0-9]+) = (\d+)$", _RESULTS, re.M)}
+"""Names of RocketMQ's requests by code: the results before them have the same numbers."""
+
+
 def _requests_of_rocketmq() -> str:
-    results = Path(codes.__file__).read_text(encoding="utf-8").partition("# ---- requests of clients ----")[2]
-    names = {int(code): name for name, code in re.findall(r"^([A-Z_0-9]+) = (\d+)$", results, re.M)}
-    served = {code: (names[code], "served") for code, _, _ in ROWS}
+    served = {code: (REQUEST_NAMES[code], "served") for code, _, _ in ROWS}
     refused = {code: (name, f"refused: {why}") for code, (name, why) in UNSUPPORTED.items()}
     rows = [(code, name, state) for code, (name, state) in sorted({**refused, **served}.items())]
     return _table("code | request | state", rows)

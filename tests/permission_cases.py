@@ -28,6 +28,11 @@ def on(kind: str, name: str, *actions: str) -> dict[str, Any]:
     return {"actions": list(actions), kind: name}
 
 
+def _object_of(grant: dict[str, Any]) -> tuple[str, str]:
+    ((kind, name),) = [(key, value) for key, value in grant.items() if key != "actions"]
+    return kind, "" if kind == BROKER else name
+
+
 @dataclass(frozen=True)
 class Case:
     """A request that does something, and the grants that it needs. Names: its own topic and group, see ``names``."""
@@ -58,6 +63,19 @@ class Case:
     def grants(self) -> Grants:
         """Return the grants that the request needs."""
         return [self.named(grant) for grant in self.needs]
+
+    @property
+    def is_judged_by_its_rule(self) -> bool:
+        """Predicate: does the rule of the command name all objects that the request needs? If not, its handler judges
+        some of them."""
+        needs = self.command.rule(self.named(self.fields))
+        named = {(need.kind, "" if need.kind == BROKER else need.name) for need in needs}
+        return named == {_object_of(grant) for grant in self.grants}
+
+    def grants_without(self, index: int) -> Grants:
+        """Return the grants but one, and those that resemble it."""
+        missing = self.grants[index]
+        return [*(need for need in self.grants if need is not missing and need != missing), *nearly(missing)]
 
 
 RECEIPT = RECEIPT_STRUCT.pack(0, 0, 0, 1)
@@ -212,15 +230,16 @@ def user_of(case: str, without: int | None) -> str:
 
 
 def users() -> dict[str, Grants]:
-    """Return all users of the tests. A user who lacks a grant has every action on every other name."""
+    """Return all users of the tests: for each case one with its grants and one with none, and if its handler judges
+    them, users who lack one of them but have every action on every other name."""
     found: dict[str, Grants] = {"admin": ADMIN, "changed-user": [], "removed-user": []}
     for name, case in BY_NAME.items():
         needs = case.grants
         found[user_of(name, None)] = needs
         found[user_of(name, -1)] = []
-        for index, missing in enumerate(needs):
-            others = [need for need in needs if need is not missing]
-            found[user_of(name, index)] = [*others, *nearly(missing)]
+        if not case.is_judged_by_its_rule:
+            for index in range(len(needs)):
+                found[user_of(name, index)] = case.grants_without(index)
     return found
 
 

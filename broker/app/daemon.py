@@ -202,8 +202,7 @@ def _ends_at_once() -> Iterator[None]:
 
 
 def _settings(config: Path | None, assignments: tuple[str, ...], flags: dict[str, object]) -> Settings:
-    from ..config import METRICS_OFF
-    from ..config_sources import load_settings
+    from ..config import METRICS_OFF, load_settings
 
     settings = load_settings(config=config, environment=os.environ, assignments=assignments, flags=flags)
     if not settings.server.insecure:

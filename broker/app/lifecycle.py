@@ -29,8 +29,7 @@ from ..background.services import (
 from ..config import METRICS_OFF, SEQUENCE_RECOVERY_BYTES, Settings
 from ..delivery.staged import table_at_start
 from ..delivery.transactions.service import History
-from ..metrics.endpoint import MetricsEndpoint, listen_for_metrics
-from ..metrics.http import Hosts
+from ..metrics.endpoint import Hosts, MetricsEndpoint, listen_for_metrics
 from ..net.server import Listener, Server, bind
 from ..requests.broker import Broker, BrokerProcess, BrokerSecurity, StoreServices
 from ..security.audit import AuditLog

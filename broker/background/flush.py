@@ -340,6 +340,8 @@ class GroupCommitService(FlushService):
         super().stop()
 
 
+LEAST_PAGES = 4
+"""async: fewer dirty pages than this wait for the thorough flush; as RocketMQ's."""
 THOROUGH_S = 10.0
 """async: maximum time until everything is flushed, however few pages are dirty; as RocketMQ's."""
 
@@ -354,7 +356,7 @@ class FlushRealTimeService(FlushService):
         super().__init__(store, post, on_fatal)
         settings = store.settings
         self._interval_seconds = settings.flush_interval_ms / 1000
-        self._least_bytes = settings.flush_least_pages * PAGE_BYTES
+        self._least_bytes = LEAST_PAGES * PAGE_BYTES
         self._last_thorough = time.monotonic()
 
     def wake(self) -> None:
@@ -375,7 +377,6 @@ class FlushRealTimeService(FlushService):
 
 
 def flush_service(store: MessageStore, post: Post, on_fatal: OnFatal) -> FlushService:
-    """Return the service for the store's flush policy."""
     kind = GroupCommitService if store.settings.flush_policy == "sync" else FlushRealTimeService
     return kind(store, post, on_fatal)
 
@@ -418,11 +419,9 @@ class DiskStall:
         """Start of the flush that has become a stall, or 0."""
 
     def start(self) -> None:
-        """Start watching."""
         self._timer = self._call_later(self._stall_s / LOOKS, self._look)
 
     def stop(self) -> None:
-        """Stop watching."""
         if self._timer is not None:
             self._timer.cancel()
 

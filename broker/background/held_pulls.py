@@ -46,8 +46,6 @@ Codes: TypeAlias = frozenset[int] | None
 
 
 class Wake(enum.Enum):
-    """Reason for waking a held pull."""
-
     ARRIVED = "messages arrived in its queue"
     EXPIRED = "its timeout expired"
     STOPPED = "the broker stops"

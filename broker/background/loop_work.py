@@ -43,7 +43,6 @@ class Service:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread = threading.Thread(target=self._run, name=f"flintmq-{self.name}", daemon=True)
         self._thread.start()
 
@@ -53,7 +52,6 @@ class Service:
 
     @property
     def alive(self) -> bool:
-        """Return whether its thread is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def do_once(self) -> bool:
@@ -232,7 +230,6 @@ class LoopWorker:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start the task."""
         self._task = self._loop.create_task(self._run())
 
     def wake(self) -> None:
@@ -247,7 +244,6 @@ class LoopWorker:
             await self._task
 
     def backlog(self) -> int:
-        """Return the size of the backlog, in messages."""
         return self._job.backlog()
 
     async def _run(self) -> None:

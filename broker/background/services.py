@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 
 # ---- CheckpointService: periodically puts queues, index, checkpoint and tables on disk.
 
+CHECKPOINT_S = 5.0
+"""Interval of checkpoints; longer while thousands of queues are written. A start after a crash dispatches what is newer
+once more."""
 SYNC_SHARE = 20
 """After a sync of queues and index, this many times its duration pass before the next one."""
 SYNC_PAUSE_MAX_SECONDS = 60.0
@@ -49,7 +52,7 @@ class CheckpointService(Service):
     def __init__(self, store: MessageStore, post: Post, on_fatal: OnFatal, *, sync_share: int = SYNC_SHARE) -> None:
         super().__init__(post, on_fatal)
         self._store = store
-        self.interval_seconds = store.settings.checkpoint_interval_ms / 1000
+        self.interval_seconds = CHECKPOINT_S
         self._sync_share = sync_share
         self._synced = -1
         self._next_sync = 0.0
@@ -263,6 +266,10 @@ class Policy:
         return at
 
 
+RETENTION_CHECK_S = 1.0
+"""Interval between checks of the rules and of the disk."""
+
+
 class CleanCommitLogService(Service):
     """Retention of one store. ``clock``: seconds since 1970; ``disk``: reads the usage of a folder's file system."""
 
@@ -279,7 +286,7 @@ class CleanCommitLogService(Service):
         disk: Callable[[Path], Disk] = Disk.of,
     ) -> None:
         super().__init__(post, on_fatal)
-        self.interval_seconds = settings.check_interval_ms / 1000
+        self.interval_seconds = RETENTION_CHECK_S
         self._store = store
         self._policy = Policy(settings)
         self._clock = clock
@@ -301,7 +308,6 @@ class CleanCommitLogService(Service):
     def change(self, settings: RetentionSection) -> None:
         """Use these settings from now on. Any thread."""
         self._policy, self._ahead_at = Policy(settings), None
-        self.interval_seconds = settings.check_interval_ms / 1000
         self.wake()
 
     def do_once(self) -> bool:
@@ -462,7 +468,6 @@ class StoreStatsService(Service):
         """Pairs of (time, end of the log at that time) for the part of the log that a stage has not processed yet."""
 
     def do_once(self) -> bool:
-        """Take a sample."""
         store, now = self._store, self._clock()
         self.disk = self._look(store.path)
         written_bytes = store.write_offset + store.dispatcher.derived_bytes

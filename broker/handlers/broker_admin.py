@@ -58,8 +58,7 @@ from ...protocol.fields import decode_fields
 from ...protocol.rows import pack_rows
 from ..addresses import parse_address
 from ..background.loop_work import called_back
-from ..config import FIELDS, valid_values, value_of
-from ..config_sources import changed_settings
+from ..config import FIELDS, changed_settings, valid_values, value_of
 from ..delivery.scheduled.worker import delayed_counts
 from ..replication.core.messages import Hello, PositionReport
 from ..replication.member.links import decode_epochs
@@ -132,7 +131,6 @@ HOT_SETTINGS = frozenset(
         "limits.held_pulls_per_connection_max",
         "limits.groups_max",
         "limits.committed_offsets_max",
-        "limits.half_frame_timeout_ms",
         "limits.idle_timeout_ms",
         "limits.slow_reader_timeout_ms",
         "retention.file_reserved_hours",
@@ -141,7 +139,6 @@ HOT_SETTINGS = frozenset(
         "retention.disk_clean_percent",
         "retention.disk_force_percent",
         "retention.disk_refuse_percent",
-        "retention.check_interval_ms",
         "transactions.open_max",
         "transactions.prepared_attempts_max",
         "log.level",
@@ -323,7 +320,6 @@ def get_connections(request: Request, list_connections: Callable[[int, int], lis
 
 
 def close_connection(request: Request, close_connection: Callable[[int, int], ConnectionInfo | None]) -> None:
-    """Close a connection, which may be that of the request itself."""
     params = decode_fields(CloseConnectionRequest, request.frame.fields)
     row = close_connection(params.connection, params.opened_ms)
     if row is None:
@@ -337,7 +333,6 @@ def close_connection(request: Request, close_connection: Callable[[int, int], Co
 
 
 def get_rights(request: Request) -> None:
-    """Return the name and the grants of the connection's user."""
     decode_fields(EmptyRequest, request.frame.fields)
     user = request.peer.user
     grants = [] if user is None else list(user.permissions)
@@ -409,15 +404,12 @@ class FollowerConnection:
         self._request = request
 
     def welcome(self, answer: Any, body: bytes) -> None:
-        """Respond to REPLICATE."""
         self._request.respond(answer, body)
 
     def refuse(self, error: ReplicationRefused) -> None:
-        """Respond to REPLICATE with an error."""
         self._request.fail(error)
 
     def tell(self, command: Command, request: Any, body: bytes | bytearray = b"") -> None:
-        """Send a one-way frame."""
         self._request.peer.tell(command, request, body)
 
     def unsent_bytes(self) -> int:
@@ -425,7 +417,6 @@ class FollowerConnection:
         return self._request.peer.unsent_bytes()
 
     def close(self) -> None:
-        """Close the connection."""
         self._request.source.finish()
 
 
@@ -453,7 +444,6 @@ def replicate(request: Request, member: ReplicaMember | None, store: MessageStor
 
 
 def report_position(request: Request, member: ReplicaMember | None) -> None:
-    """Take a follower's position."""
     params = decode_fields(ReportPositionRequest, request.frame.fields)
     if not request.peer.follower:
         raise InvalidParameter("REPORT_POSITION must follow a REPLICATE on the same connection")
@@ -462,7 +452,6 @@ def report_position(request: Request, member: ReplicaMember | None) -> None:
 
 
 def get_replica_status(request: Request, member: ReplicaMember | None) -> None:
-    """Return the set as this member sees it."""
     if member is None:
         request.respond(ReplicaStatusAnswer(), pack_rows([]))
         return
@@ -482,7 +471,6 @@ def get_replica_status(request: Request, member: ReplicaMember | None) -> None:
 
 
 def switch_primary(request: Request, member: ReplicaMember | None) -> None:
-    """Begin to hand the leadership over."""
     params = decode_fields(SwitchPrimaryRequest, request.frame.fields)
     reason = _required(member).switch(params.member, params.within_ms / 1000)
     if reason is not None:
@@ -492,7 +480,6 @@ def switch_primary(request: Request, member: ReplicaMember | None) -> None:
 
 
 async def change_members(request: Request, member: ReplicaMember | None) -> None:
-    """Add a member, or remove one."""
     params = decode_fields(ChangeMembersRequest, request.frame.fields)
     if params.address:
         try:

@@ -245,7 +245,6 @@ class _Assignment:
 
 
 def unregister_client(request: Request, groups: GroupCoordinator, producer_groups: ProducerGroups) -> None:
-    """Remove a member from its group."""
     params = decode_fields(UnregisterClientRequest, request.frame.fields)
     if params.kind == "producer":
         producer_groups.leave(params.group, params.member, request.peer.user_name)

@@ -68,12 +68,10 @@ class ArrayBody:
         return value
 
     def end(self) -> None:
-        """Check that the body ends here."""
         if self._unpacker.tell() != self._length:
             self.refuse("there are bytes after its end")
 
     def refuse(self, why: str) -> NoReturn:
-        """Raise ``InvalidParameter``."""
         raise InvalidParameter(f"the body is not {self._expected}: {why}")
 
     def _next(self) -> object:

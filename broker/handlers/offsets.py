@@ -44,7 +44,6 @@ HOT_TIMED_ROWS_MAX = 16
 
 
 async def search_offset_by_timestamp(request: Request, store: MessageStore) -> None:
-    """Return the first offset whose store time is not before the given time."""
     params = decode_fields(SearchOffsetByTimestampRequest, request.frame.fields)
     topic, queue, timestamp_ms = params.topic, params.queue, params.timestamp_ms
     store.topics.check_readable(topic)
@@ -56,7 +55,6 @@ async def search_offset_by_timestamp(request: Request, store: MessageStore) -> N
 
 
 async def get_max_offset(request: Request, store: MessageStore) -> None:
-    """Return the offset that the queue's next message will have."""
     params = decode_fields(QueueRequest, request.frame.fields)
     store.topics.check_readable(params.topic)
     await request.dispatched()
@@ -64,7 +62,6 @@ async def get_max_offset(request: Request, store: MessageStore) -> None:
 
 
 async def get_min_offset(request: Request, store: MessageStore) -> None:
-    """Return the queue's first readable offset."""
     params = decode_fields(QueueRequest, request.frame.fields)
     store.topics.check_readable(params.topic)
     offset = await request.read(lambda hot: store.queue_reads.min_offset(params.topic, params.queue, hot=hot))

@@ -559,7 +559,6 @@ def receipts_in(request: Request, pops: PopService, group: str, topic: str, coun
 
 
 def ack_message(request: Request, pops: PopService) -> None:
-    """Settle messages as handled."""
     params = decode_fields(AckMessageRequest, request.frame.fields)
     _answer(request, pops.settle_all(receipts_in(request, pops, params.group, params.topic, params.count)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ from ...protocol.frames import FRAME_LENGTH_BYTES, REQUEST, encode_produce_answe
 from ...protocol.names import check_name, is_system_topic, may_produce_to
 from ...protocol.storage.delivery import HALF_TOPIC, PREPARED_TOPIC
 from ...protocol.storage.record import encode_properties
+from ..background.loop_work import called_back
 from ..config import BUSY_RETRY_AFTER_MS, PRODUCE_MESSAGES_MAX
 from ..delivery.routing import delay_of, half_request, route
 from ..delivery.topic_changes import topic_values
@@ -81,8 +81,7 @@ class Duplicate:
             else:
                 self.answer(places)
                 return
-        self._request.suspend()
-        self.next_step()
+        self._request.wait_in_order(self._late_places(), self.answer)
 
     def is_dispatched(self) -> bool:
         """Return whether the messages have been dispatched, after dispatching what is due."""
@@ -102,41 +101,26 @@ class Duplicate:
             before.topic, before.queue, before.queue_offset, self._params.count, hot=hot
         )
 
-    def next_step(self) -> None:
-        """Wait for the flush, for the dispatch, or for the disk, whichever is next."""
+    async def _late_places(self) -> Places:
+        """Return the physical offsets of the messages after the flush, the dispatch and a read from the disk.
+
+        Raises ``SystemBusy`` if dispatch is behind, or the error of a failed flush.
+        """
         broker = self._broker
-        if self.is_dispatched():
-            reading = self._request.in_reader(partial(self.places, hot=False))
-            reading.add_done_callback(self._read)
-        elif broker.store.dispatchable_offset < self._written:
-            broker.flush.wait_for(self._written, self._flushed)
-        else:
-            broker.dispatch.when_done(self._dispatched)
-
-    def _flushed(self, error: BrokerError | None) -> None:
-        if error is not None:
-            # In a later turn: a flush that had already failed calls back at once, while the frame is still handled.
-            asyncio.get_running_loop().call_soon(self._request.resume, error)
-        else:
-            self.next_step()
-
-    def _dispatched(self) -> None:
-        if self._has_units():
-            self.next_step()
-            return
-        busy = SystemBusy(
-            "the frame was stored before, but its physical offsets are not known yet because dispatch is behind; try "
-            "again later",
-            retry_after_ms=BUSY_RETRY_AFTER_MS,
-        )
-        self._request.resume(busy)
-
-    def _read(self, reading: asyncio.Future[Places]) -> None:
-        reading.exception()  # marks it as retrieved, or asyncio logs it when the connection is gone
-        self._request.proceed(lambda: self.answer(reading.result()))
+        while not self.is_dispatched():
+            if broker.store.dispatchable_offset < self._written:
+                await called_back(partial(broker.flush.wait_for, self._written))
+                continue
+            await called_back(broker.dispatch.when_done)
+            if not self._has_units():
+                raise SystemBusy(
+                    "the frame was stored before, but its physical offsets are not known yet because dispatch is "
+                    "behind; try again later",
+                    retry_after_ms=BUSY_RETRY_AFTER_MS,
+                )
+        return await self._request.in_reader(partial(self.places, hot=False))
 
     def answer(self, places: Places) -> None:
-        """Send the response."""
         request, before = self._request, self._before
         offsets = places.physical_offsets
         request_id = request.frame.request_id
@@ -375,18 +359,15 @@ def _wait_for_topic(request: Request, params: ProduceRequest, send: SendContext)
     broker = request.broker
     changes = broker.topic_changes
     if params.topic in changes.pending:
-        request.suspend()
-        changes.when_done(params.topic, lambda error: request.resume(error))
-    else:
-        config = _new_topic(broker, params, send)
+        request.handle_again_after(called_back(partial(changes.when_done, params.topic)))
+        return
+    config = _new_topic(broker, params, send)
 
-        def made(error: BrokerError | None) -> None:
-            if error is None:
-                request.audit(PRODUCE, f"topic {config.name}", None, topic_values(config))
-            request.resume(error)
+    async def create() -> None:
+        await called_back(partial(changes.put, config))
+        request.audit(PRODUCE, f"topic {config.name}", None, topic_values(config))
 
-        request.suspend()
-        changes.put(config, made)
+    request.handle_again_after(create())
 
 
 def _new_topic(broker: Broker, params: ProduceRequest, send: SendContext) -> TopicConfig:

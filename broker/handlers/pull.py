@@ -240,7 +240,6 @@ def parse_tags(expression: str) -> frozenset[int] | None:
 
 
 def send_pulled(request: Request, params: PullRequest, context: PullContext, pulled: PullResult) -> None:
-    """Send the response to a pull."""
     broker = request.broker
     if len(pulled.body) + HEAD_BYTES_MAX > broker.limits.frame_bytes_max:
         raise BrokerFailure(

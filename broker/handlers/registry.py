@@ -105,7 +105,6 @@ _MODULES = (broker_admin, groups, offsets, pop, produce, pull, queries, staged, 
 
 
 def _handler_of(command: Command) -> Handler:
-    """Return the function with the command's name in lower case."""
     name = command.name.lower()
     [handler] = (vars(module)[name] for module in _MODULES if name in vars(module))
     found: Handler = handler

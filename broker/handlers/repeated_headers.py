@@ -57,7 +57,6 @@ class _PullHeader:
         self.config = config
 
     def params_at(self, offset: int) -> PullRequest:
-        """Return the same request for another offset."""
         same = self.params
         return PullRequest(
             same.topic,
@@ -216,6 +215,5 @@ class RepeatedHeaders:
 
 
 def _begins_with(frame: Frame, head: bytes) -> bool:
-    """Return whether everything before the frame's body is ``head``."""
     head_at = frame.body_at - len(head)
     return head_at >= 0 and frame.buffer[head_at : frame.body_at] == head

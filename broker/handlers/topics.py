@@ -56,7 +56,6 @@ async def delete_topic_in_broker(request: Request, topics: TopicService) -> None
 
 
 def get_all_topic_config(request: Request, store: MessageStore) -> None:
-    """Return every topic that the user may see, including system topics."""
     topics = [
         TopicInfo(
             config.name,
@@ -84,7 +83,6 @@ async def get_topic_stats_info(request: Request, store: MessageStore) -> None:
 
 
 async def get_topics_stats(request: Request, store: MessageStore, counters: Counters) -> None:
-    """Return the figures of the next topics, by name, that the user may see."""
     params = decode_fields(GetTopicsStatsRequest, request.frame.fields)
     access = request.peer.access
     reads, produced, pulled = store.queue_reads, counters.produced, counters.pulled

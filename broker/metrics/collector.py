@@ -24,13 +24,13 @@ from ...protocol.storage.delivery import (
     group_of_retries,
     old_pop_retry_topic,
 )
+from ...protocol.storage.layout import INDEX_ENTRY_BYTES
 from ..delivery.groups.group import EMPTY, STABLE, STATES
 from ..handlers.broker_admin import VERSION
 from ..latency import BOUNDS_S
 from ..replication.core.replica import Role
 from ..requests.broker import Broker
 from ..store.queues import ConsumeQueue
-from ..store.sizes import store_sizes
 from . import catalog
 from .catalog import Metric
 
@@ -405,9 +405,17 @@ def _add_store(out: Exposition, broker: Broker) -> None:
     behind = broker.stats.lags()
     out.add_by(catalog.BEHIND_BYTES, ((stage, count) for stage, (count, _) in behind.items()))
     out.add_by(catalog.BEHIND_SECONDS, ((stage, seconds) for stage, (_, seconds) in behind.items()))
-    sizes = store_sizes(store, giving_way(store.queues))
-    out.add_by(catalog.SEGMENTS, ((kind, size.files) for kind, size in sizes.items()))
-    out.add_by(catalog.STORE_BYTES, ((kind, size.bytes) for kind, size in sizes.items()))
+    log_files, index_files = store.commitlog.queue.files, list(store.index.files)
+    queues = [queue.size() for queue in giving_way(store.queues)]
+    counts = (len(log_files), sum(files for files, _ in queues), len(index_files))
+    used = (  # without preallocated space
+        store.write_offset - log_files[0].start_offset if log_files else 0,
+        sum(size for _, size in queues),
+        sum(file.entries_at + INDEX_ENTRY_BYTES * file.index_count for file in index_files),
+    )
+    kinds = ("commitlog", "consumequeue", "index")
+    out.add_by(catalog.SEGMENTS, zip(kinds, counts, strict=True))
+    out.add_by(catalog.STORE_BYTES, zip(kinds, used, strict=True))
 
 
 def _add_transactions(out: Exposition, broker: Broker) -> None:

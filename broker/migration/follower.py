@@ -16,6 +16,7 @@ from ...protocol.errors import ConnectionFailed, RequestTimeout
 from ...protocol.storage.layout import MAGIC_BLANK, SysFlag
 from ...protocol.storage.record import Record, decode_record
 from ..addresses import format_address, parse_address
+from ..background.services import CHECKPOINT_S
 from ..store import LogCopyRefused, MessageStore, StoreError
 from ..store.queues import last_record_unit
 from ..store.tables.checkpoint import StoreCheckpoint
@@ -358,7 +359,7 @@ class MasterFollower:
     async def _sync(self) -> None:
         """Sync queues and index from time to time, so that less is dispatched again after a crash."""
         while True:
-            await asyncio.sleep(self._store.settings.checkpoint_interval_ms / 1000)
+            await asyncio.sleep(CHECKPOINT_S)
             await self._own(self._store.sync_derived)
 
 

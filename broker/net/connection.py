@@ -74,6 +74,8 @@ STOP_TURN = 16
 STOP_ENDING = 32
 """The connection is being closed; no more frames are accepted."""
 
+WRITE_BUFFER_BYTES_MAX = 4 * 1024 * 1024
+"""Responses that one client has not read; above it, the connection is not served until the client reads."""
 TURN_S = 0.001
 """Maximum duration of one connection's turn."""
 TURN_BYTES = 256 * 1024
@@ -142,16 +144,14 @@ class ClientConnection(asyncio.BufferedProtocol):
     # ---- what the transport calls ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take over the transport of the connected socket."""
         self.transport = self.responses.transport = cast(asyncio.Transport, transport)
-        self.transport.set_write_buffer_limits(high=self.broker.limits.write_buffer_bytes_max)
+        self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the buffer for the next bytes; never empty."""
         return _DISCARDED if self.lingering else self.parser.writable()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Handle the ``nbytes`` that arrived."""
         if self.lingering:
             return
         self.reads += 1
@@ -250,7 +250,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Continue after the client has read its responses."""
         self.responses.paused = False
         if not self.transport.is_closing():
-            self.transport.set_write_buffer_limits(high=self.broker.limits.write_buffer_bytes_max)
+            self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
         self.unstop(STOP_WRITE)
         self.deferred.run_waiting()
 
@@ -318,7 +318,6 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.half_since = self.broker.loop.time()
 
     def has_memory(self) -> None:
-        """Continue reading: the parser has memory again."""
         self.unstop(STOP_MEMORY)
 
     def handle(self, frame: Frame) -> None:
@@ -363,11 +362,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         return served
 
     def follow(self) -> None:
-        """Accept nothing but the reports of a follower from now on."""
         self.handlers = {REPORT_POSITION.code: self.handlers[REPORT_POSITION.code]}
 
     def greet(self, client: str) -> None:
-        """Accept the commands that are allowed after HELLO."""
         self.peer.client = client
         if self.broker.authenticator is None:
             self.handlers = HANDLERS if self.broker.member is None else HANDLERS_OF_MEMBERS
@@ -395,11 +392,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.turn_away(AuthenticationRequired(f"user {before.name!r} {change} after this connection authenticated"), 0)
 
     def suspend(self) -> None:
-        """Handle no more frames until ``proceed``."""
         self.stop(STOP_SUSPENDED)
 
     def proceed(self, frame: Frame, call: Callable[[], None]) -> None:
-        """Continue after ``suspend`` with ``call``, which must not raise."""
         self.stops &= ~STOP_SUSPENDED
         if self.peer.lost:
             return
@@ -503,11 +498,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.check_end()
 
     def finish(self) -> None:
-        """Answer all accepted requests, then close; called when the broker stops."""
         self._end()
 
     def abort(self) -> None:
-        """Close the connection immediately."""
         self.responses.closed = True
         if self.responses.leave_short_way is not None:
             self.responses.leave_short_way()

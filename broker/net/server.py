@@ -44,6 +44,8 @@ from .tls_transport import TlsTransport
 
 log = logging.getLogger(__name__)
 
+HALF_FRAME_S = 60.0
+"""Time for a frame to arrive completely after its first byte; a client program may pause meanwhile."""
 SILENT_S = 10.0
 """While memory is short, the broker closes an inactive connection that holds a partial frame, or unsent responses,
 after this time."""
@@ -82,17 +84,14 @@ def sweep(connection: ClientConnection, now: float) -> None:
 
 def _sweep_half_frame(connection: ClientConnection, now: float) -> None:
     """Close a connection that began a frame and sends no more of it; sooner if others wait for the memory it holds."""
-    timeout_ms = connection.broker.limits.half_frame_timeout_ms
     crowds = (
         bool(connection.memory) and connection.parser.own_bytes > FLOOR_BYTES and now - connection.idle_since > SILENT_S
     )
-    if not crowds and now - connection.half_since <= timeout_ms / 1000:
+    if not crowds and now - connection.half_since <= HALF_FRAME_S:
         return
     if connection.stops and _has_unread(connection):
         return  # the client has sent more; it is the broker that has not read it
-    limit = f"limits.half_frame_timeout_ms, {timeout_ms} ms"
-    if crowds:
-        limit = f"{SILENT_S:.0f} s without a byte, while others wait for memory"
+    limit = f"{SILENT_S:.0f} s without a byte, while others wait for memory" if crowds else f"{HALF_FRAME_S:g} s"
     pending = connection.parser.pending_bytes
     connection.turn_away(FrameIllegal(f"frame incomplete for longer than {limit}: only {pending} bytes arrived"), 0)
 
@@ -251,7 +250,6 @@ class Server:
         broker.close_connection = self._close
 
     def take_limits(self) -> None:
-        """Apply the broker's current limits."""
         limits = self._broker.limits
         self._descriptors_max = connections_possible()
         self._connections_max = min(limits.connections_max, self._descriptors_max)
@@ -269,7 +267,7 @@ class Server:
                 store_descriptors(),
             )
         shortest_ms = min(
-            limits.half_frame_timeout_ms,
+            int(HALF_FRAME_S * 1000),
             limits.idle_timeout_ms,
             limits.slow_reader_timeout_ms,
             self._broker.settings.security.auth_timeout_ms,
@@ -329,7 +327,6 @@ class Server:
             connection.turn_away(error, 0)
 
     def cut(self) -> None:
-        """Close every connection immediately."""
         for connection in list(self._connections):
             connection.abort()
 

@@ -83,16 +83,13 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     # ---- what the socket's transport calls ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take over the transport of the connected socket."""
         self._raw = cast(asyncio.Transport, transport)
         self._raw.set_write_buffer_limits(high=0)  # pause on the first byte that waits, resume when none is left
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return the buffer for the next bytes from the socket."""
         return _READ
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Process ``nbytes`` that arrived from the socket."""
         if self._said_goodbye:
             return
         self._incoming.write(_READ[:nbytes])
@@ -276,11 +273,9 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         return self._raw.get_extra_info(name, default)
 
     def is_closing(self) -> bool:
-        """Return whether the connection is closed or being closed."""
         return self._closing or self._raw.is_closing()
 
     def pause_reading(self) -> None:
-        """Stop passing bytes to the application."""
         self._reading = False
         if not self._raw.is_closing():
             self._raw.pause_reading()
@@ -311,7 +306,6 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self.writelines((data,))
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Send several buffers in order."""
         if self.is_closing():
             return
         for data in list_of_data:
@@ -326,7 +320,6 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         return False
 
     def abort(self) -> None:
-        """Close immediately."""
         self._closing = True
         self._raw.abort()
 

@@ -130,21 +130,17 @@ class RemotingConnection(ClientConnection):
         """Type of the header of the last request, for errors that answer none in particular."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take over the transport of the connected socket."""
         super().connection_made(transport)
         self.gateway.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release everything that this connection held or waited for."""
         self.gateway.connections.discard(self)
         super().connection_lost(exc)
 
     def encode_error(self, error: BrokerError, request_id: int) -> bytes:
-        """Return the encoded error response to a request; 0 if it answers none."""
         return encode_refusal(error, request_id, self.header_type)
 
     def handle(self, frame: Frame) -> None:
-        """Call the handler of a request, and respond with the error that it raises."""
         assert isinstance(frame, RemotingFrame), "frames of this connection's parser"
         if frame.kind == RESPONSE:
             if not self.peer.response_arrived(frame):
@@ -225,7 +221,6 @@ class RemotingConnection(ClientConnection):
 
 
 def encode_refusal(error: BrokerError, opaque: int, header_type: int = 0) -> bytes:
-    """Return an encoded response that carries an error."""
     return encode_head(RESPONSE, code_of(error), opaque, None, 0, remark=remark_of(error), header_type=header_type)
 
 
@@ -233,7 +228,6 @@ def encode_refusal(error: BrokerError, opaque: int, header_type: int = 0) -> byt
 
 
 def remoting_listener(gateway: RemotingGateway, sockets: list[socket.socket]) -> Listener:
-    """Return the listener of a gateway for ``sockets``."""
     connect = partial(RemotingConnection, gateway=gateway)
     return Listener(sockets, "remoting.listen", connect, encode_refusal)
 

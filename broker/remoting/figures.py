@@ -86,7 +86,6 @@ class TrafficFigures:
         self.sample()
 
     def sample(self) -> None:
-        """Take a sample; to be called every ``SAMPLE_S`` seconds."""
         now = self._now()
         for span in self._spans.values():
             if self._count % span.every == 0:

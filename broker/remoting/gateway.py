@@ -78,7 +78,6 @@ class RemotingGateway:
         self._sample_later()
 
     async def stop(self) -> None:
-        """End what runs in the background."""
         if self._next_sample is not None:
             self._next_sample.cancel()
         await self._registrations.stop()
@@ -109,12 +108,10 @@ class RemotingClient(ConnectedClient):
         """The client's ``MQVersion``."""
 
     def introduce(self, client_id: str, language: str, version: int) -> None:
-        """Note what a heartbeat says about the client."""
         self.language, self.version = language, version
         self.client = f"RocketMQ {language} {version} {client_id}"
 
     def send_one_way(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> None:
-        """Send a request that gets no answer."""
         if not self.lost:
             self._send(ONE_WAY, code, self._next_id(), fields, body)
 
@@ -164,7 +161,6 @@ class RemotingClient(ConnectedClient):
         return self._last_request_id
 
     def tell(self, command: Command, request: Any, body: bytes | bytearray = b"") -> None:
-        """Tell a consumer that the clients of its group have changed."""
         assert isinstance(request, IdsChangedRequest), "the only news for clients that share queues"
         self.send_one_way(codes.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": request.group})
 

@@ -8,6 +8,7 @@ import logging
 import types
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence, Sized
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from ...protocol.commands import COMMANDS, PRODUCE, Audit
@@ -343,7 +344,6 @@ class Request:
         audit(self.broker.audit, self.peer, command, target, before=before, after=after)
 
     def audit_refused(self, error: BrokerError) -> None:
-        """Record that the request was refused if its command is audited."""
         audit_refused(self.broker.audit, self.peer, self.frame, error)
 
     def attempt(self, call: Callable[[], None]) -> None:
@@ -357,33 +357,41 @@ class Request:
 
     # ---- waiting in order: the connection handles nothing else meanwhile ----
 
-    def suspend(self) -> None:
-        """Handle nothing more of this connection until ``resume`` or ``proceed``; the frame stays valid."""
-        self.source.suspend()
+    def wait_in_order(self, waits: Awaitable[T], done: Callable[[T], None]) -> None:
+        """Handle nothing more of this connection until ``waits`` is over; then call ``done`` with its result.
 
-    def resume(self, error: BrokerError | None) -> None:
-        """Continue after ``suspend``: handle the frame again, or respond with ``error``."""
-        if error is None:
-            self.source.proceed(self.received, lambda: self.source.handle(self.received))
-        else:
-            self.source.proceed(self.received, lambda: self.fail(error))
+        The frame stays valid. An error of either becomes the response. ``waits`` begins at once.
+        """
+        self.source.suspend()
+        self.waits_in_order = True
+        self.begin(self._proceed_after(waits, done))
+
+    async def _proceed_after(self, waits: Awaitable[T], done: Callable[[T], None]) -> None:
+        outcome: Callable[[], None]
+        try:
+            outcome = partial(done, await waits)
+        except Exception as error:  # noqa: BLE001 - as in ``attempt``, which gets it
+            outcome = partial(_raise, error)
+        # If there was nothing to wait for, the frame is still being handled.
+        await asyncio.sleep(0)
+        self.waits_in_order = False
+        self.source.proceed(self.received, lambda: self.attempt(outcome))
 
     def has_topics(self, configs: Sequence[TopicConfig]) -> bool:
         """Return whether the topics exist; if not, create them, and then handle the frame again."""
         topics, pending = self.broker.store.topics, self.broker.topic_changes.pending
         if all(topics.get(each.name) is not None and each.name not in pending for each in configs):
             return True
-        self.suspend()
-        self.broker.writer.with_topics(configs, self.resume)
+        self.handle_again_after(self.broker.writer.topics_exist(configs))
         return False
 
-    def proceed(self, call: Callable[[], None]) -> None:
-        """Continue after ``suspend`` with ``call``; an error that it raises becomes the response."""
-        self.source.proceed(self.received, lambda: self.attempt(call))
+    def handle_again_after(self, waits: Awaitable[None]) -> None:
+        """Do what ``wait_in_order`` does, and then handle the frame again."""
+        self.wait_in_order(waits, lambda _: self.source.handle(self.received))
 
     async def in_order(self, waits: Awaitable[T]) -> T:
         """Return the result of ``waits``; the connection handles nothing else meanwhile, and the frame stays valid."""
-        self.suspend()
+        self.source.suspend()
         self.waits_in_order = True
         try:
             result = await waits
@@ -602,6 +610,10 @@ class Request:
                 deferred.cold_reads -= 1
                 broker.loop.call_soon(deferred.run_waiting)
             await self._memory()
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 async def _afterwards(waits: Awaitable[None], call: Callable[[], None]) -> None:

@@ -388,8 +388,7 @@ class Quarantine:
             name = f"{stem}-{number}.bin"
         # Under another name until it is complete: ``unlisted`` would take half a copy for a whole one.
         scratch = self.folder / "new.tmp"
-        fd = self._files.open(scratch, create=True)
-        try:
+        with self._files.opened(scratch, create=True) as fd:
             self._files.resize(fd, 0)
             for at, size in _chunks(hole.bytes):
                 chunk = bytearray(size)
@@ -398,15 +397,12 @@ class Quarantine:
                     self._files.write(fd, bytes(chunk), at)
             self._files.resize(fd, hole.bytes)
             self._files.sync_data(fd)
-        finally:
-            self._files.close(fd)
         self._files.rename(scratch, self.folder / name)
         return name
 
     def holds(self, name: str, hole: QuarantinedRange, read: ReadLog) -> bool:
         """Return whether the copy ``name`` has exactly the bytes that ``read`` returns."""
-        fd = self._files.open(self.folder / name)
-        try:
+        with self._files.opened(self.folder / name) as fd:
             if self._files.size(fd) != hole.bytes:
                 return False
             for at, size in _chunks(hole.bytes):
@@ -416,8 +412,6 @@ class Quarantine:
                 if held != wanted:
                     return False
             return True
-        finally:
-            self._files.close(fd)
 
 
 def _by_place(ranges: Iterable[QuarantinedRange]) -> list[QuarantinedRange]:

@@ -16,9 +16,9 @@ from ...protocol.storage.layout import RECORD, UNIT_BYTES, SysFlag
 from ..kernels import dispatch as kernel
 
 if TYPE_CHECKING:
-    from .files.checksummed import ChecksummedRanges
     from .files.mapped_file import MappedFile
     from .queues import ConsumeQueue, ConsumeQueueTable
+    from .tables.store_state import ChecksummedRanges
 
 UNITS_MAX = 16_384
 """Maximum number of units of one kernel call."""

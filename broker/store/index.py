@@ -6,6 +6,7 @@ Read first: ``index_file``.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -127,14 +128,8 @@ class IndexFile:
 
     def first_entry_at(self, physical_offset: int) -> int:
         """Return the number of the first entry of a record at or after ``physical_offset``, or ``index_count``."""
-        low, high = 1, max(self.index_count, 1)
-        while low < high:
-            middle = (low + high) // 2
-            if self.physical_offset_of(middle) < physical_offset:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        numbers = range(1, max(self.index_count, 1))
+        return 1 + bisect_left(numbers, physical_offset, key=self.physical_offset_of)
 
     def physical_offset_of(self, number: int) -> int:
         """Return the physical offset of an entry's record."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -397,25 +398,19 @@ def count_units(queue: ConsumeQueue, below: int) -> int:
     A filling in the middle can mislead the binary search, because it has no place in the order of the log. So the last
     real unit before the end that was found must point below ``below`` too; otherwise the search is repeated before it.
     """
+
+    def is_behind(queue_offset: int) -> bool:
+        physical_offset, size, _ = queue.unit(queue_offset, hot=False)
+        filling = size == PRE_BLANK_SIZE and physical_offset == 0
+        return size <= 0 or not (filling or physical_offset < below)
+
     low, high = first_unit(queue), queue.end_byte // UNIT_BYTES
     while True:
-        end = _search(queue, low, high, below)
+        end = low + bisect_left(range(low, high), True, key=is_behind)
         last = last_record_unit(queue, end)
         if last is None or last[1] < below:
             return end
         high = last[0]
-
-
-def _search(queue: ConsumeQueue, low: int, high: int, below: int) -> int:
-    while low < high:
-        middle = (low + high) // 2
-        physical_offset, size, _ = queue.unit(middle, hot=False)
-        filling = size == PRE_BLANK_SIZE and physical_offset == 0
-        if size > 0 and (filling or physical_offset < below):
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 def last_record_unit(queue: ConsumeQueue, end: int) -> tuple[int, int, int] | None:

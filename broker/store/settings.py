@@ -34,14 +34,10 @@ class StoreSettings:
     """`sync`: acknowledge after fdatasync; `async`: after the write."""
     flush_interval_ms: int = 500
     """async: interval of flushes of the CommitLog if enough pages are dirty."""
-    flush_least_pages: int = 4
-    """async: fewer dirty pages (4 KiB) than this wait for the thorough flush."""
     flush_stall_ms: int = 5_000
     """A flush that takes longer is a stall: the broker accepts no message until it is over."""
     flush_sync_timeout_ms: int = 5_000
     """A request that waits longer for a flush fails with ``FLUSH_DISK_TIMEOUT``."""
-    checkpoint_interval_ms: int = 5_000
-    """Interval of syncing ConsumeQueues, index and checkpoint; after a crash, later records are dispatched again."""
 
     @property
     def fixed_sizes(self) -> dict[str, int]:

@@ -102,13 +102,10 @@ def write_timer_log(
     units["physical_offset"][-1], units["message_bytes"][-1] = newest
     folder = store_path / "timerlog"
     make_durable_folder(files, folder)
-    fd = files.open(folder / file_name(0), create=True)
-    try:
+    with files.opened(folder / file_name(0), create=True) as fd:
         files.write(fd, units.tobytes(), 0)
         files.resize(fd, file_bytes)
         files.sync_data(fd)
-    finally:
-        files.close(fd)
     files.sync_folder(folder)
     return True
 
@@ -429,11 +426,8 @@ class TimerFiles:
                 return f"{path} has {size} bytes, not the {hour.rows * ROWS.itemsize} that were written"
             wanted = hour.rows * ROWS.itemsize
             if size > wanted:
-                fd = self._files.open(path)
-                try:
+                with self._files.opened(path) as fd:
                     self._files.resize(fd, wanted)
-                finally:
-                    self._files.close(fd)
             if self._checksum_of(path, wanted) != hour.checksum:
                 return f"{path} has other rows than were written: its checksum is wrong"
         return ""
@@ -441,14 +435,11 @@ class TimerFiles:
     def _checksum_of(self, path: Path, size: int) -> int:
         """Return the CRC32 of the file's first ``size`` bytes. Blocks."""
         checksum = 0
-        fd = self._files.open(path)
-        try:
+        with self._files.opened(path) as fd:
             for at in range(0, size, CHECK_CHUNK_BYTES):
                 chunk = bytearray(min(CHECK_CHUNK_BYTES, size - at))
                 self._files.read(fd, memoryview(chunk), at, wait=True)
                 checksum = zlib.crc32(chunk, checksum)
-        finally:
-            self._files.close(fd)
         return checksum
 
     def _begin_again(
@@ -508,11 +499,8 @@ class TimerFiles:
             ]
         blob = bytearray(count * ROWS.itemsize)
         if count:
-            fd = self._files.open(self._path(number))
-            try:
+            with self._files.opened(self._path(number)) as fd:
                 read = self._files.read(fd, memoryview(blob), 0, wait=True)
-            finally:
-                self._files.close(fd)
             if read < len(blob) or zlib.crc32(blob) != checksum:
                 wrong = f"has {read} bytes of {len(blob)}" if read < len(blob) else "has a wrong checksum"
                 raise CorruptFile(
@@ -565,13 +553,10 @@ class TimerFiles:
         assert self.state is not None
         hour = self.state.hours.get(number) or TimerHour()
         blob = rows.astype(STORED_ROWS).tobytes()
-        fd = self._files.open(self._path(number), create=True)
-        try:
+        with self._files.opened(self._path(number), create=True) as fd:
             # After the valid rows, and over those that a failed sync may have left there.
             self._files.write(fd, blob, hour.rows * ROWS.itemsize)
             self._files.sync_data(fd)
-        finally:
-            self._files.close(fd)
         return hour.rows + len(rows), zlib.crc32(blob, hour.checksum)
 
     def _remove_past(self) -> None:

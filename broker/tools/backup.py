@@ -53,13 +53,12 @@ from ..kernels import dispatch as kernel
 from ..kernels import search
 from ..store.derivation import LogScan, ends_file
 from ..store.errors import CorruptFile, StoreLocked
-from ..store.files.checksummed import ChecksummedRanges
 from ..store.files.file_system import Files, make_durable_folder, open_file, replace_file
 from ..store.files.json_table import JOURNAL_SUFFIX, SHAPE_ERRORS
 from ..store.files.system_calls import usable_processors
 from ..store.message_store import OWN_FOLDER
 from ..store.tables.checkpoint import StoreCheckpoint
-from ..store.tables.store_state import StoreState
+from ..store.tables.store_state import ChecksummedRanges, StoreState
 from .findings import Findings
 from .log_verifier import THREADS_MAX
 from .log_verifier import Progress as BytesDone
@@ -536,14 +535,11 @@ class _Backup:
             return False
         if not target.exists() or target.stat().st_size != known.bytes:
             return False
-        held = open_file(target, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with ReadOnlyFiles().opened(target) as held:
             return all(
                 os.pread(fd, ENDS_BYTES, at) == os.pread(held, ENDS_BYTES, at)
                 for at in (0, max(known.bytes - ENDS_BYTES, 0))
             )
-        finally:
-            os.close(held)
 
     def _copy_file(
         self, name: str, fd: int, wanted: int, known: BackedUp | None, progress: tuple[int, int]
@@ -559,8 +555,7 @@ class _Backup:
             done[0] += count
             self._progress("copying", done[0], progress[1])
 
-        out = files.open(target, create=True)
-        try:
+        with files.opened(target, create=True) as out:
             files.resize(out, keep)  # later bytes of an interrupted run may not be on disk
             # The store's bytes are hashed, also those that the backup has: if they differ, it is of another log.
             at = copy_summed(files, fd, out, 0, keep, digest, step, write=False)
@@ -571,8 +566,6 @@ class _Backup:
                 raise BackupError(f"{self._store / LOG_FOLDER / name} ended at byte {at:,} while it was copied")
             self._copied_bytes += at - keep
             files.sync_data(out)
-        finally:
-            files.close(out)
         files.sync_folder(target.parent)
         self._kept_bytes += keep
         return BackedUp(name, wanted, digest.hexdigest())
@@ -719,20 +712,13 @@ class _Restoring:
         files, source = self._files, self._folder / LOG_FOLDER / each.path
         target = self._store / LOG_FOLDER / each.path
         scratch = self._store / OWN_FOLDER / "new" / f"restored-{each.path}"
-        held = open_file(source, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            out = files.open(scratch, create=True)
-            try:
-                files.resize(out, self._manifest.file_bytes)
-                digest = hashlib.sha256()
-                at = copy_summed(files, held, out, 0, each.bytes, digest, self._count)
-                if at != each.bytes or digest.hexdigest() != each.sha256:
-                    raise _damaged(source)
-                files.sync_data(out)
-            finally:
-                files.close(out)
-        finally:
-            os.close(held)
+        with ReadOnlyFiles().opened(source) as held, files.opened(scratch, create=True) as out:
+            files.resize(out, self._manifest.file_bytes)
+            digest = hashlib.sha256()
+            at = copy_summed(files, held, out, 0, each.bytes, digest, self._count)
+            if at != each.bytes or digest.hexdigest() != each.sha256:
+                raise _damaged(source)
+            files.sync_data(out)
         files.rename(scratch, target)
         files.sync_folder(target.parent)
 
@@ -882,12 +868,9 @@ class _Verification:
         if held < each.bytes:
             self.findings.add("backup-file", path, f"it has {held:,} bytes instead of {each.bytes:,}", position=held)
         digest = hashlib.sha256()
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with ReadOnlyFiles().opened(path) as fd:
             # Nothing is written, so there is no target.
             copy_summed(Files(), fd, -1, 0, min(held, each.bytes), digest, self._count, write=False)
-        finally:
-            os.close(fd)
         if held >= each.bytes and digest.hexdigest() != each.sha256:
             self.findings.add("backup-file", path, "its SHA-256 is not that of the file that was backed up")
         elif held > each.bytes:
@@ -914,12 +897,8 @@ class _Verification:
         if not size:
             return
         files = ReadOnlyFiles()
-        fd = files.open(path)
-        try:
+        with files.opened(path) as fd:
             array = np.frombuffer(files.map(fd, size), np.uint8)
-        finally:
-            # The map has a descriptor of its own.
-            files.close(fd)
         scan = LogScan(self._checksummed)
         at = 0
         while at < size:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
@@ -29,31 +29,24 @@ if TYPE_CHECKING:
 # RocketMQ.
 
 
-def _store_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of ``serve`` that say which store it is."""
-    for option in (
-        click.option(
-            "--set",
-            "assignments",
-            metavar="SECTION.NAME=VALUE",
-            multiple=True,
-            help="Any setting of broker.toml, as for `serve`.",
-        ),
-        click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="A TOML file with settings."),
-        click.option(
-            "--store",
-            metavar="DIR",
-            type=click.Path(file_okay=False),
-            help="The store's folder.  [default: ./flintmq-store]",
-        ),
-    ):
-        command = option(command)
-    return command
+_CONFIG = click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="A TOML file with settings.")
+_SET = click.option(
+    "--set",
+    "assignments",
+    metavar="SECTION.NAME=VALUE",
+    multiple=True,
+    help="Any setting of broker.toml, as for `serve`.",
+)
+_STORE_FOLDER = click.option(
+    "--store", metavar="DIR", type=click.Path(file_okay=False), help="The store's folder.  [default: ./flintmq-store]"
+)
 
 
 @click.command("follow-rocketmq")
 @click.argument("master", metavar="MASTERHOST:PORT")
-@_store_options
+@_STORE_FOLDER
+@_CONFIG
+@_SET
 @tool_command
 def follow_rocketmq(master: str, store: str | None, config: Path | None, assignments: tuple[str, ...]) -> int:
     """Copy log and tables of a running RocketMQ master, and follow it until SIGTERM or Ctrl-C.
@@ -92,7 +85,9 @@ async def _follow(store: MessageStore, host: str, port: int) -> None:
 
 
 @click.command()
-@_store_options
+@_STORE_FOLDER
+@_CONFIG
+@_SET
 @click.option("--force", is_flag=True, help="Do not ask the master, whether or not it has more messages.")
 @tool_command
 def promote(store: str | None, config: Path | None, assignments: tuple[str, ...], force: bool) -> int:
@@ -125,14 +120,18 @@ def promote(store: str | None, config: Path | None, assignments: tuple[str, ...]
     return 0
 
 
+def _load(config: Path | None, assignments: tuple[str, ...], flags: Mapping[str, Any] | None = None) -> Settings:
+    from ..config import load_settings
+
+    return load_settings(config=config, environment=os.environ, assignments=assignments, flags=flags or {})
+
+
 def _store(path: str | None, config: Path | None, assignments: tuple[str, ...]) -> MessageStore:
     from dataclasses import replace
 
-    from ..config_sources import load_settings
     from ..store import MessageStore
 
-    flags = {} if path is None else {"store.path": path}
-    settings = load_settings(config=config, environment=os.environ, assignments=assignments, flags=flags)
+    settings = _load(config, assignments, {} if path is None else {"store.path": path})
     # A master's records have no checksum over the whole record, unless it was told to add them.
     return MessageStore(
         Path(settings.store.path).expanduser(), replace(settings.store_settings(), record_checksum=False)
@@ -196,6 +195,21 @@ EXIT_FINDINGS = 1
 """The store or the backup is damaged; the output names each finding."""
 
 _STORE = click.argument("store", type=click.Path(path_type=Path))
+_SHOW = click.option(
+    "--show",
+    type=click.IntRange(0),
+    default=10,
+    metavar="N",
+    help="Maximum number of findings of each kind.  [default: 10]",
+)
+_PLAIN_OR_JSON = click.option(
+    "-o",
+    "--output",
+    "mode",
+    type=click.Choice([PLAIN, JSON]),
+    default=PLAIN,
+    help="Text, or JSON lines.  [default: plain]",
+)
 _INDEX_SLOTS = click.option(
     "--index-slots", type=click.IntRange(1), metavar="N", help="Slots of the index files, if the store does not say."
 )
@@ -231,21 +245,8 @@ class Moment(click.ParamType):  # type: ignore[type-arg] # generic since click 8
 
 @click.command()
 @_STORE
-@click.option(
-    "-o",
-    "--output",
-    "mode",
-    type=click.Choice([PLAIN, JSON]),
-    default=PLAIN,
-    help="Text, or JSON lines.  [default: plain]",
-)
-@click.option(
-    "--show",
-    type=click.IntRange(0),
-    default=10,
-    metavar="N",
-    help="Maximum number of findings of each kind.  [default: 10]",
-)
+@_PLAIN_OR_JSON
+@_SHOW
 @_INDEX_SLOTS
 @tool_command
 def verify(store: Path, mode: str, show: int, index_slots: int | None) -> int:
@@ -314,13 +315,7 @@ def rebuild(store: Path, index_slots: int | None) -> int:
 @click.command()
 @_STORE
 @click.option("--apply", is_flag=True, help="Apply the repair. Without it, only print what would be done.")
-@click.option(
-    "--show",
-    type=click.IntRange(0),
-    default=10,
-    metavar="N",
-    help="Maximum number of findings of each kind.  [default: 10]",
-)
+@_SHOW
 @click.option(
     "--accept-missing",
     "names",
@@ -404,11 +399,12 @@ def dump(store: Path, limit: int | None, running: bool, index_slots: int | None,
 
     from .dump import Wanted, record_row, records
     from .findings import Findings
+    from .offline import open_for_reading
     from .verify import findings_text
 
     findings = Findings(shown_max=1000)
     since_ms, until_ms = wanted.pop("since"), wanted.pop("until")
-    with _open(store, findings, running, index_slots) as (opened, end):
+    with open_for_reading(store, findings, running=running, index_slots=index_slots) as (opened, end):
         for record in islice(records(opened, end, Wanted(since_ms=since_ms, until_ms=until_ms, **wanted)), limit):
             sys.stdout.write(to_json(record_row(record)) + "\n")  # click would flush each line
     for line in (*(f"note: {note}" for note in findings.notes), *findings_text(findings, store, 10)):
@@ -431,11 +427,12 @@ def dump(store: Path, limit: int | None, running: bool, index_slots: int | None,
 def stat(store: Path, mode: str | None, running: bool, index_slots: int | None) -> int:
     """Show what STORE contains: messages by queue, files, use of the index, the checkpoint. Changes nothing."""
     from .findings import Findings
+    from .offline import open_for_reading
     from .stat import as_json, as_plain, print_tables, store_stat
     from .verify import findings_text
 
     findings = Findings()
-    with _open(store, findings, running, index_slots) as (opened, end):
+    with open_for_reading(store, findings, running=running, index_slots=index_slots) as (opened, end):
         found = store_stat(opened, end)
     mode = mode or (TABLE if sys.stdout.isatty() else PLAIN)
     if mode == TABLE:
@@ -450,22 +447,9 @@ def stat(store: Path, mode: str | None, running: bool, index_slots: int | None) 
 
 @click.command("plan-clean")
 @_STORE
-@click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="A TOML file with settings.")
-@click.option(
-    "--set",
-    "assignments",
-    metavar="SECTION.NAME=VALUE",
-    multiple=True,
-    help="Any setting of broker.toml (flintmq-broker conf).",
-)
-@click.option(
-    "-o",
-    "--output",
-    "mode",
-    type=click.Choice([PLAIN, JSON]),
-    default=PLAIN,
-    help="Text, or JSON lines.  [default: plain]",
-)
+@_CONFIG
+@_SET
+@_PLAIN_OR_JSON
 @tool_command
 def plan_clean(store: Path, config: Path | None, assignments: tuple[str, ...], mode: str) -> int:
     """Show which CommitLog files of STORE retention would delete now, and why the others stay. Changes nothing.
@@ -474,10 +458,9 @@ def plan_clean(store: Path, config: Path | None, assignments: tuple[str, ...], m
     """
     import time
 
-    from ..config_sources import load_settings
     from . import plan_clean as planning
 
-    settings = load_settings(config=config, environment=os.environ, assignments=assignments, flags={})
+    settings = _load(config, assignments)
     now = time.time()
     plan = planning.plan_clean(store, settings.retention, now=now)
     for line in planning.as_json(plan) if mode == JSON else planning.as_text(plan, now):
@@ -539,33 +522,16 @@ def restore(backup_folder: Path, store: Path) -> int:
     return 0
 
 
-def _open(store: Path, findings: Any, running: bool, index_slots: int | None) -> Any:
-    from .offline import open_for_reading
-
-    return open_for_reading(store, findings, running=running, index_slots=index_slots)
-
-
 COMMANDS = (verify, rebuild, repair, dump, stat, plan_clean, backup, restore, conf, example, follow_rocketmq, promote)
 
 
 # ---- ``flintmq-broker replica``: the commands that need the store of a stopped member.
 
 
-def _with_settings(work: Callable[..., Any]) -> Callable[..., Any]:
-    options = (
-        click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="The member's TOML file."),
-        click.option("--set", "assignments", metavar="SECTION.NAME=VALUE", multiple=True, help="Any of its settings."),
-    )
-    for option in reversed(options):
-        work = option(work)
-    return work
-
-
 def _settings(config: Path | None, assignments: tuple[str, ...]) -> Settings:
     from ...protocol.errors import ConfigurationError
-    from ..config_sources import load_settings
 
-    settings = load_settings(config=config, environment=os.environ, assignments=assignments, flags={})
+    settings = _load(config, assignments)
     if not settings.replication.set:
         raise ConfigurationError("replication.set is empty: pass the configuration of a member, --config FILE")
     return settings
@@ -598,7 +564,8 @@ def replica() -> None:
     metavar="N",
     help="Members that must have a message on disk before it is acknowledged.  [default: the majority]",
 )
-@_with_settings
+@_CONFIG
+@_SET
 @tool_command
 def init(members: tuple[str, ...], min_in_sync: int | None, config: Path | None, assignments: tuple[str, ...]) -> int:
     """Begin a replica set with these MEMBERS; the stopped store of the settings is its first one.
@@ -618,7 +585,8 @@ def init(members: tuple[str, ...], min_in_sync: int | None, config: Path | None,
 
 @replica.command()
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@_with_settings
+@_CONFIG
+@_SET
 @tool_command
 def force(yes: bool, config: Path | None, assignments: tuple[str, ...]) -> int:
     """Let this member lead although it may lack acknowledged messages: the last resort.

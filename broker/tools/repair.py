@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
 from ...protocol.auth.users import USERS_FILE, choose_users
@@ -29,7 +28,7 @@ from .backup import write_new
 from .findings import KINDS, Findings
 from .offline import OfflineStore
 from .output import Progress
-from .verify import Verified, finding_line, verify
+from .verify import Verified, findings_by_kind, verify
 
 # ---- Accepting the loss of missing CommitLog files, so that a broker starts on the store again.
 #
@@ -105,14 +104,10 @@ def give_up(
     with OfflineStore(path, Findings(), index_slots=index_slots) as store:
         chosen, size = chosen_files(store, names), store.settings.commitlog_file_bytes
     # The reader's shared lock is gone by here; it would keep out this one, which is exclusive.
-    lock = StoreLock(files, path)
-    lock.take()
-    try:
+    with StoreLock(files, path).held():
         make_durable_folder(files, path / OWN_FOLDER)
         for each in chosen:
             files.close(create_whole(files, each, size, path / OWN_FOLDER / "new"))
-    finally:
-        lock.release()
     return chosen
 
 
@@ -123,14 +118,9 @@ def give_up(
 
 def restore_tables(path: Path, files: Files) -> list[Path]:
     """Rewrite each damaged file whose counterpart is sound; return the rewritten files. Raises ``StoreLocked``."""
-    lock = StoreLock(files, path)
-    lock.take()
-    try:
+    with StoreLock(files, path).held(), _users_locked(path):
         tables = [table for name in ("config", OWN_FOLDER) for table in sorted((path / name).glob("*.json"))]
-        with _users_locked(path):
-            return [restored for table in tables if (restored := _restore(path, table, files)) is not None]
-    finally:
-        lock.release()
+        return [restored for table in tables if (restored := _restore(path, table, files)) is not None]
 
 
 @contextmanager
@@ -252,13 +242,8 @@ def repair(
 
 def plan_lines(path: Path, found: Verified, shown: int) -> Iterator[str]:
     """Yield what a repair would do, by kind of finding, with ``shown`` examples of each."""
-    for kind, group in groupby(found.findings, key=lambda finding: finding.kind):
-        count = found.findings.counts[kind]
-        yield f"{KINDS[kind].title}: {count:,}"
-        for finding, _ in zip(group, range(shown), strict=False):
-            yield f"  {finding_line(finding, path)}"
-        if count > shown:
-            yield f"  … and {count - shown:,} more"
+    for kind, lines in findings_by_kind(found.findings, path, shown):
+        yield from lines
         by_hand = ACTIONS[kind] == BY_HAND
         yield f"  repair: {f'{BY_HAND}: {KINDS[kind].remedy}' if by_hand else ACTIONS[kind]}"
 

@@ -43,9 +43,7 @@ def begin_set(settings: Settings, addresses: Mapping[str, str], min_in_sync: int
     path = Path(settings.store.path).expanduser()
     files = Files()
     make_durable_folder(files, path)
-    lock = StoreLock(files, path)
-    lock.take()
-    try:
+    with StoreLock(files, path).held():
         state = _state(files, path)
         if state.record.cluster_id:
             raise ConfigurationError(
@@ -56,8 +54,6 @@ def begin_set(settings: Settings, addresses: Mapping[str, str], min_in_sync: int
         # After the registry: a store that belongs to a set which does not exist could not be used again.
         make_durable_folder(files, path / OWN_FOLDER)
         state.save(ReplicaRecord(config.cluster_id, replication.member, (), True))
-    finally:
-        lock.release()
     return config
 
 
@@ -113,9 +109,7 @@ def force_leader(settings: Settings) -> SetConfig:
     replication = settings.replication
     path = Path(settings.store.path).expanduser()
     files = Files()
-    lock = StoreLock(files, path)
-    lock.take()
-    try:
+    with StoreLock(files, path).held():
         state = _state(files, path)
         view = read_set(settings)
         config = view.state.config
@@ -128,6 +122,4 @@ def force_leader(settings: Settings) -> SetConfig:
         _ask(_propose(registry_of(settings), view, forced, view.addresses))
         # After the registry: if it refuses, the store must not claim that it lacks nothing.
         state.save(replace(state.record, complete=True))
-    finally:
-        lock.release()
     return forced

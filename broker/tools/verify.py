@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 
 from ...protocol.display import escape, show_bytes, to_json
@@ -332,16 +332,21 @@ def conclusion(findings: Findings, path: Path, shown: int, sound: str) -> Iterat
         yield f"sound    {sound}"
 
 
-def findings_text(findings: Findings, store: Path, shown: int) -> Iterator[str]:
-    """Yield the findings by kind, at most ``shown`` of each."""
+def findings_by_kind(findings: Findings, store: Path, shown: int) -> Iterator[tuple[str, list[str]]]:
+    """Yield each kind, and the lines of its findings, at most ``shown``."""
     for kind, group in groupby(findings, key=lambda finding: finding.kind):
         count = findings.counts[kind]
-        yield ""
-        yield f"{KINDS[kind].title}: {count:,}"
-        for finding, _ in zip(group, range(shown), strict=False):
-            yield f"  {finding_line(finding, store)}"
+        lines = [f"{KINDS[kind].title}: {count:,}"]
+        lines += [f"  {finding_line(finding, store)}" for finding in islice(group, shown)]
         if count > shown:
-            yield f"  … and {count - shown:,} more"
+            lines.append(f"  … and {count - shown:,} more")
+        yield kind, lines
+
+
+def findings_text(findings: Findings, store: Path, shown: int) -> Iterator[str]:
+    """Yield the findings by kind, at most ``shown`` of each, with their consequence and remedy."""
+    for kind, lines in findings_by_kind(findings, store, shown):
+        yield from ("", *lines)
         yield f"  why it matters: {KINDS[kind].why}"
         yield f"  what helps: {KINDS[kind].remedy}"
 

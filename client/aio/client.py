@@ -13,7 +13,7 @@ from ..core.rpc.operation import Operation, described
 from ..core.rpc.timeouts import TIMEOUT_SECONDS, check_timeout
 from ..endpoint import ConnectionLog
 from ..errors import ClientClosed
-from .rpc import Dialer, RpcClient
+from .rpc import Caller, Dialer
 from .runtime import ClientRuntime
 
 P = ParamSpec("P")
@@ -27,7 +27,7 @@ class Base:
         self._life = ClientRuntime(type(self).__name__)
         log = ConnectionLog(type(self).__name__)
         self._dialer = Dialer(parse_addresses(addresses), access_for(self, access), log, self._life)
-        self._caller = self._primary = RpcClient(self._dialer, self._life, timeout)
+        self._caller = self._primary = Caller(self._dialer, self._life, timeout)
 
     async def __aenter__(self) -> Self:
         self._life.enter()

@@ -14,7 +14,7 @@ from ..core.consume.queue_reader import TopicIterator, TopicReader
 from ..core.rpc.session import Answer
 from ..core.rpc.timeouts import check_timeout
 from .connection import Connection
-from .rpc import RpcClient
+from .rpc import Caller
 
 GO_ROUND = 2048
 """Number of messages after which the iteration yields to the event loop even if more are available: other tasks must
@@ -22,7 +22,7 @@ run, and arrived bytes must be read before the application has used up the batch
 
 
 def iterate(
-    caller: RpcClient,
+    caller: Caller,
     side: hooks.Side,
     topic: str,
     ends: tuple[Position, Position | None],
@@ -39,7 +39,7 @@ def iterate(
 class Iteration:
     """One iteration. The loop decodes what arrives and sends the next pulls while the application handles messages."""
 
-    def __init__(self, caller: RpcClient, side: hooks.Side) -> None:
+    def __init__(self, caller: Caller, side: hooks.Side) -> None:
         self._caller = caller
         self._dialer = caller.dialer
         self._life = caller.life

@@ -23,7 +23,7 @@ from ..core.rpc.timeouts import check_timeout
 from ..message import Message
 from .client import Base
 from .driver import DeliveryDriver
-from .rpc import RpcClient
+from .rpc import Caller
 from .runtime import ClientRuntime, Timer
 
 # ---- Messages that cannot be added to the delivery yet, because there is no room or a queue must be looked up
@@ -58,7 +58,7 @@ class Admission:
     def __init__(
         self,
         sending: ProducerCore,
-        caller: RpcClient,
+        caller: Caller,
         life: ClientRuntime,
         add: Callable[[Message, Prepared, asyncio.Future[object]], Single],
         drained: Callable[[], None],

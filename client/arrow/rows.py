@@ -11,11 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...protocol.errors import FlintError
 from ...protocol.storage.reader.parts import Ints
 from ...protocol.storage.record import KEY_SEPARATOR, PROPERTY_UNIQ_KEY
 from ..core.produce.packer import check_queue
+from ..core.produce.receipts import DeliveryFailed
 from ..errors import InvalidArgument, InvalidArgumentType, InvalidMessage
 from ..message import Message, check_properties, check_tag, check_text, check_topic, join_keys
+from .errors import RowsNotSent
 
 # ---- The rows of a record batch, taken out of Arrow and checked before any of them is sent.
 #
@@ -516,3 +519,34 @@ def _message_send(rows: CheckedRows, mine: Ints, queue: int | None) -> MessageSe
 
 def _taken(values: list[T], mine: Ints) -> list[T]:
     return values if len(mine) == len(values) else [values[row] for row in mine.tolist()]
+
+
+# ---- the work of ``Producer.send_arrow``
+
+
+class ArrowData(Protocol):
+    """A data frame, table or stream with the Arrow C stream interface."""
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
+
+
+def send_rows(
+    producer: RowProducer, topic: str, data: ArrowData, named: Mapping[str, str | None], properties: Sequence[str]
+) -> int:
+    """Do the work of ``Producer.send_arrow``. ``named``: the column of each part of a message, None without one."""
+    check_topic(topic)
+    done = 0
+    for first, rows in TableRows(data, topic, named, properties):
+        failed: dict[int, FlintError] = {}
+        for send in sends(rows):
+            try:
+                send.run(producer, None)
+            except DeliveryFailed as failure:
+                numbers = send.rows.tolist()
+                failed |= {first + numbers[index]: error for index, error in failure.errors.items()}
+                break
+            finally:
+                done += len(send.rows)
+        if failed:
+            raise RowsNotSent(failed, done - len(failed))
+    return done

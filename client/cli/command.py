@@ -106,7 +106,6 @@ BROKER_WORDS = ("serve", "server", "start", "run", "backup", "restore", "verify"
 
 
 def other_words() -> str:
-    """Return a line about the aliases for the help text."""
     words = {meant: ", ".join(word for word in ALIASES if ALIASES[word] == meant) for meant in ALIASES.values()}
     return f"Also: {'; '.join(f'{names} = {meant}' for meant, names in words.items())}; version; help [COMMAND]."
 
@@ -128,7 +127,6 @@ SUMMARY_CHARS_MAX = 200
 
 
 def common_options() -> list[click.Parameter]:
-    """Return the options that every command takes, before or after its name."""
     return [
         click.Option(["-b", "--broker"], metavar="HOST:PORT", help="Address of the broker, or several: a:1,b:2."),
         click.Option(["--context"], metavar="NAME", help="Use the broker of this context (flintmq context)."),
@@ -196,8 +194,6 @@ class CliCommand(click.Command):
 
 
 class CliGroup(click.Group):
-    """A group of commands about one subject."""
-
     command_class = CliCommand
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -230,7 +226,6 @@ class CommandGroup(CliCommand, CliGroup):
         super().__init__(*args, invoke_without_command=True, **kwargs)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands before the options."""
         self.format_commands(ctx, formatter)
         super().format_options(ctx, formatter)
 

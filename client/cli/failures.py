@@ -55,7 +55,6 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def exit_code(error: FlintError) -> int:
-    """Return the exit code of a command that ended with this error."""
     from ...protocol.errors import (
         ConfigurationError,
         ConnectionFailed,

@@ -80,14 +80,10 @@ COMMANDS = {name: lazy for section in SECTIONS.values() for name, lazy in sectio
 
 
 class Root(CliGroup):
-    """The command ``flintmq``."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands in the order of the help text."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return a command."""
         lazy = COMMANDS.get(cmd_name)
         if lazy is None:
             return None
@@ -140,7 +136,6 @@ class Root(CliGroup):
         formatter.write_text(other_words())
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return the commands and options that begin with ``incomplete``."""
         items = [CompletionItem(name, help=COMMANDS[name].summary) for name in COMMANDS if name.startswith(incomplete)]
         if not incomplete or incomplete.startswith("-"):
             items += click.Command.shell_complete(self, ctx, incomplete)

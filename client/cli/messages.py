@@ -9,8 +9,8 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import click
@@ -19,7 +19,7 @@ from ...protocol.display import JSON, PLAIN, TABLE, escape, escape_bytes, escape
 from ...protocol.errors import FilterIllegal
 from ...protocol.storage.record import PROPERTY_KEYS, PROPERTY_SHARDING_KEY, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
 from ..core.consume.batch import StoredMessage
-from ..core.produce.receipts import Receipt
+from ..core.produce.receipts import DeliveryFailed, Receipt
 from ..core.rpc.address import Address
 from ..errors import CorruptMessage
 from ..operator.display import plural, show_moment, show_rate, show_second, show_seconds, shown_name
@@ -216,7 +216,6 @@ def _pairs(pairs: dict[str, str]) -> str:
 
 
 def shown_body(row: dict[str, Any]) -> str:
-    """Return the body of a ``message_row`` as text."""
     return row["body"] if "body" in row else escape_bytes(base64.b64decode(row["body_base64"]))
 
 
@@ -280,7 +279,6 @@ RECEIPT_COLUMNS = tuple(
 
 
 def receipt_line(receipt: Receipt) -> str:
-    """Return a receipt as one line for people."""
     delivered = receipt.deliver_at
     if delivered is None:
         place = f"{receipt.queue}:{receipt.queue_offset}  id={receipt.message_id}"
@@ -289,6 +287,30 @@ def receipt_line(receipt: Receipt) -> str:
     same_day = delivered.astimezone().date() == receipt.stored_at.astimezone().date()
     moment = show_second(delivered)[CLOCK_AT if same_day else 0 :]
     return f"sent to {shown_name(receipt.topic)}  id={receipt.message_id}  delivery {moment}, in {left}"
+
+
+@dataclass(slots=True)
+class SentTotal:
+    """Messages that the broker has acknowledged, since a command began to send."""
+
+    messages: int = 0
+    body_bytes: int = 0
+    _began: float = field(default_factory=time.monotonic)
+
+    def add(self, bodies: Sequence[bytes]) -> None:
+        self.messages += len(bodies)
+        self.body_bytes += sum(map(len, bodies))
+
+    def add_acknowledged(self, bodies: Sequence[bytes], error: DeliveryFailed) -> None:
+        """Add those of a failed batch that were stored."""
+        self.add([body for body, receipt in zip(bodies, error.receipts, strict=True) if receipt is not None])
+
+    def line(self, verb: str, target: str = "") -> str:
+        """Return a line for people, with the rate."""
+        seconds = time.monotonic() - self._began
+        rate = f", {show_rate(self.messages / seconds)}" if self.messages > 1 and seconds > 0 else ""
+        sent = f"{plural(self.messages, 'message')} ({show_bytes(self.body_bytes)}){target}"
+        return f"{verb} {sent} in {show_seconds(seconds)}{rate}"
 
 
 def show_receipts(output: Output, receipts: Iterable[Receipt]) -> None:

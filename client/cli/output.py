@@ -61,7 +61,6 @@ class TableColumn:
 def number(
     name: str, heading: str, show: Callable[[Any], str] = "{:,}".format, of: Callable[[Any], Any] | None = None
 ) -> TableColumn:
-    """Return a column of figures."""
     return TableColumn(name, heading, show, number=True, of=of)
 
 
@@ -171,7 +170,6 @@ class Output:
 
     @property
     def width(self) -> int:
-        """Width of the terminal in characters, or a default without a terminal."""
         fallback = WIDTH_WITHOUT_TERMINAL if not self._stream.isatty() else 80
         return shutil.get_terminal_size((fallback, 24)).columns if self._stream.isatty() else fallback
 

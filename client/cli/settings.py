@@ -96,7 +96,6 @@ class BrokerChoice:
 
     @property
     def seconds(self) -> float:
-        """Seconds to wait for a response."""
         return self.timeout or float(self.context_options.get("timeout") or TIMEOUT_SECONDS)
 
     @property
@@ -190,7 +189,7 @@ class BrokerChoice:
         from ..core.rpc.address import parse_addresses
         from ..core.rpc.operation import Retries
         from ..endpoint import ConnectionLog
-        from ..sync.pool import Dialer
+        from ..sync.rpc import Dialer
 
         dialer = Dialer(parse_addresses(self.addresses), access_of(**self.access), ConnectionLog("flintmq"))
         deadline = time.monotonic() + min(self.seconds, REACH_SECONDS_MAX)

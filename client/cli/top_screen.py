@@ -41,7 +41,6 @@ class View:
     shown: dict[str, int] = field(default_factory=lambda: {TOPICS: 1, GROUPS: 1})
 
     def press(self, key: str) -> None:
-        """Scroll, sort or switch to the other table; ignore any other key."""
         if key == OTHER_TABLE_KEY:
             self.focus = GROUPS if self.focus == TOPICS else TOPICS
         elif key == SORT_KEY:
@@ -54,7 +53,6 @@ class View:
             self.first[self.focus] = max(0, self.first[self.focus] + step)
 
     def topics(self, rates: Rates) -> list[TopicRate]:
-        """Return the topics in the chosen order."""
         if self.order == BY_NAME:
             return sorted(rates.topics, key=lambda row: row.topic)
         if self.order == LARGEST:

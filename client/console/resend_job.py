@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ...protocol.errors import FlintError, MessageNotFound
@@ -72,10 +73,8 @@ class ResendJob:
     def run(self) -> None:
         """Send until all are sent, one of them stays, or ``stop`` is called. Blocks."""
         try:
-            with _clients(self._terms) as (admin, consumer, producer):
-                resending, stretches = _begin(
-                    admin, consumer, producer, self._group, self._places, self._target, dry_run=False
-                )
+            begun = _begin(self._terms, self._group, self._places, self._target, dry_run=False)
+            with begun as (resending, stretches, _):
                 # The sender's own dict, so that pages see how far it is.
                 self.sent = resending.sent
                 for queue, stretch in stretches:
@@ -96,10 +95,7 @@ async def plan_resend(terms: Terms, group: str, places: Places, target: Target) 
 
 
 def _plan(terms: Terms, group: str, places: Places, target: Target) -> ResendPlan:
-    with _clients(terms) as (admin, consumer, producer):
-        queues = dead_queues(consumer, group)
-        waiting = len(places) or sum(queue.waiting for queue in queues)
-        resending, stretches = _begin(admin, consumer, producer, group, places, target, dry_run=True)
+    with _begin(terms, group, places, target, dry_run=True) as (resending, stretches, waiting):
         read, error = 0, None
         for queue, stretch in stretches:
             try:
@@ -113,29 +109,24 @@ def _plan(terms: Terms, group: str, places: Places, target: Target) -> ResendPla
         return ResendPlan(resending.sent, read, waiting, error)
 
 
-class _clients:  # noqa: N801 - used like a function
-    """The sync clients of one job."""
-
-    def __init__(self, terms: Terms) -> None:
-        addresses, access = terms
-        self._made = Admin(addresses, **access), Consumer(addresses, **access), Producer(addresses, **access)
-
-    def __enter__(self) -> tuple[Admin, Consumer, Producer]:
-        return self._made
-
-    def __exit__(self, *_: object) -> None:
-        for client in self._made:
-            client.close()
-
-
+@contextmanager
 def _begin(
-    admin: Admin, consumer: Consumer, producer: Producer, group: str, places: Places, target: Target, *, dry_run: bool
-) -> tuple[Resending, Iterator[tuple[DeadQueue, Stretch]]]:
-    """Return the sender, and the chosen dead letters in runs of consecutive offsets."""
-    check_group(admin, group)
-    read = [topic for info in admin.groups() if info.group == group and not info.partial for topic in info.topics]
-    resending = Resending(consumer, producer, admin.topics(), target, dry_run=dry_run, read_topics=read)
-    return resending, _stretches(consumer, dead_queues(consumer, group), places)
+    terms: Terms, group: str, places: Places, target: Target, *, dry_run: bool
+) -> Iterator[tuple[Resending, Iterator[tuple[DeadQueue, Stretch]], int]]:
+    """Yield the sender, with clients of its own; the chosen dead letters in runs of consecutive offsets; and their
+    number."""
+    addresses, access = terms
+    with (
+        Admin(addresses, **access) as admin,
+        Consumer(addresses, **access) as consumer,
+        Producer(addresses, **access) as producer,
+    ):
+        check_group(admin, group)
+        read = [topic for info in admin.groups() if info.group == group and not info.partial for topic in info.topics]
+        resending = Resending(consumer, producer, admin.topics(), target, dry_run=dry_run, read_topics=read)
+        queues = dead_queues(consumer, group)
+        waiting = len(places) or sum(queue.waiting for queue in queues)
+        yield resending, _stretches(consumer, queues, places), waiting
 
 
 def _stretches(consumer: Consumer, queues: list[DeadQueue], places: Places) -> Iterator[tuple[DeadQueue, Stretch]]:

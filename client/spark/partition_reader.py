@@ -12,8 +12,7 @@ from ...protocol.storage.reader.parts import Part
 from ..arrow.decoder import Decoder
 from ..arrow.records import RecordBlock
 from ..arrow.stream import PULL_COUNT, PulledRows, with_tag
-from ..sync.arrow import key_pages
-from ..sync.row_pulls import Gap, QueuePart, RowPulls
+from ..sync.arrow import Gap, QueuePart, RowPulls, key_pages
 from .brokers import BrokerAddress, caller_of
 from .errors import DataLoss
 from .offsets import Queue, damage_loss, data_loss

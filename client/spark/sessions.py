@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
-import logging
 import os
 import re
 import site
@@ -18,78 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import InvalidOption, SparkUnavailable
-from .java import cache_parents, find_java, private_folder
+from .java import find_java, home_for_start
 from .requirements import check_commands, check_pyspark, check_spark_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.datasource import DataSource
-
-
-# ---- A SPARK_HOME made of links, from which Python workers start sooner.
-#
-# Spark puts ``$SPARK_HOME/python/lib/pyspark.zip`` at the front of every Python process's path. Python
-# compiles modules from an archive again on every import, which takes 0.8 s, in several processes of a session
-# and in one more for each streaming query. PySpark from a package index has the same modules, already
-# compiled, where the driver found them. The folder created here has everything of its SPARK_HOME except that
-# archive.
-
-logger = logging.getLogger(__name__)
-
-_INTERPRETERS = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
-ARCHIVE = Path("python", "lib", "pyspark.zip")
-_LINKED = ("bin", "conf", "data", "examples", "jars", "kubernetes", "licenses", "resource-managers", "sbin", "yarn")
-
-
-def home_without_archive(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the folder, creating it if necessary, or None if Spark has to use its own home.
-
-    It is None if SPARK_HOME or a Python for the workers is set, if PySpark has no archive or a worker could not import
-    without the archive, or if no folder accepts links.
-    """
-    import pyspark
-
-    package = Path(pyspark.__file__).resolve().parent
-    if environment.get("SPARK_HOME") or not (package / ARCHIVE).exists() or not (package / "jars").is_dir():
-        return None
-    if any(environment.get(name, sys.executable) != sys.executable for name in _INTERPRETERS):
-        return None
-    if package.parent not in _paths_of_a_new_process(environment):
-        return None
-    name = f"spark-{pyspark.__version__}-{hashlib.sha256(os.fsencode(package)).hexdigest()[:16]}"
-    for parent in cache_parents(environment):
-        try:
-            private_folder(parent)
-            private_folder(parent / name)
-            for each in _LINKED:
-                if (package / each).exists():
-                    _link(parent / name / each, package / each)
-            return parent / name
-        except OSError as error:
-            logger.debug("no SPARK_HOME of links in %s: %s", parent, error)
-    return None
-
-
-def _paths_of_a_new_process(environment: Mapping[str, str]) -> set[Path]:
-    """Return the folders in which a new process of this interpreter looks for modules."""
-    places = [*site.getsitepackages(), site.getusersitepackages()]
-    places += [place for place in environment.get("PYTHONPATH", "").split(os.pathsep) if place]
-    return {Path(place).resolve() for place in places}
-
-
-def _link(link: Path, target: Path) -> None:
-    """Create a link, or check its target if it exists: two processes may do so at once. Raises ``OSError``."""
-    with contextlib.suppress(OSError):
-        if link.readlink() == target:
-            return
-    temporary = Path(tempfile.mkdtemp(dir=link.parent))
-    try:
-        (temporary / "link").symlink_to(target)
-        (temporary / "link").replace(link)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            (temporary / "link").unlink()
-        temporary.rmdir()
 
 
 SOURCES = {"flintmq": (".source", "FlintSource"), "flintmq-store": (".archive.source", "ArchiveSource")}
@@ -110,6 +42,8 @@ _RUNNER_VARIABLES = {
     "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
 }
 """Variables that Spark 4's ``PythonStreamingSourceRunner`` adds to the environment map."""
+
+_INTERPRETERS = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
 
 _start_lock = threading.Lock()  # a start changes this process's environment temporarily
 _registered: weakref.WeakSet[SparkSession] = weakref.WeakSet()
@@ -299,37 +233,47 @@ def _set(spark: SparkSession, name: str, value: str) -> None:
 
 def _started(app_name: str, wanted: Mapping[str, str], pyspark_version: str) -> SparkSession:
     """Start a new session. Raises ``SparkUnavailable`` or ``InvalidOption``."""
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    variables, defaults = _start_conditions(wanted, pyspark_version)
+    variables = {name: sys.executable for name in _INTERPRETERS if not os.environ.get(name)}
+    outside: dict[str, str] = {}
+    has_defaults = starts_java = False
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else `spark-submit` has started the JVM, and configured it
+        check_spark_home(pyspark_version)
+        outside = _configured_outside()
+        has_defaults = not os.environ.get("PYSPARK_SUBMIT_ARGS")
+        starts_java = SparkContext._gateway is None  # else a stopped session's JVM continues in its old environment
+    defaults = {name: value for name, value in _DEFAULTS.items() if has_defaults and name not in outside}
     builder = SparkSession.builder.appName(app_name)
     for name, value in {**defaults, **wanted}.items():
         builder = builder.config(name, value)
-    with _environment(variables), _clear_failures(wanted):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_clear_failures(wanted))
+        if starts_java:
+            check_commands()
+            is_local = (wanted.get("spark.master") or outside.get("spark.master") or "local").startswith("local")
+            hides = is_local and _workers_find_pyspark()
+            java_home = stack.enter_context(home_for_start(find_java(), hides_spark_home=hides))
+            variables["JAVA_HOME"] = str(java_home)
+            if has_defaults:
+                variables.update(_default_variables(is_local, {**outside, **wanted}))
+        stack.enter_context(_environment(variables))
         return builder.getOrCreate()
 
 
-def _start_conditions(wanted: Mapping[str, str], pyspark_version: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Return environment variables and settings that a start needs in addition to ``wanted``."""
-    from pyspark import SparkContext
+def _workers_find_pyspark(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether Python workers import the driver's PySpark without SPARK_HOME. If the user named a Spark or a
+    Python, that decides."""
+    import pyspark
 
-    interpreters = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
-    variables = {name: sys.executable for name in interpreters if not os.environ.get(name)}
-    if "PYSPARK_GATEWAY_PORT" in os.environ:  # `spark-submit` has started the JVM, and configured it
-        return variables, {}
-    check_spark_home(pyspark_version)
-    outside = _configured_outside()
-    is_local = (wanted.get("spark.master") or outside.get("spark.master") or "local").startswith("local")
-    has_defaults = not os.environ.get("PYSPARK_SUBMIT_ARGS")
-    if SparkContext._gateway is None:  # otherwise a stopped session's JVM continues in its old environment
-        check_commands()
-        variables["JAVA_HOME"] = str(find_java().home)
-        if has_defaults:
-            variables.update(_default_variables(is_local, {**outside, **wanted}))
-        if is_local and (home := home_without_archive()) is not None:
-            variables["SPARK_HOME"] = str(home)
-    defaults = _DEFAULTS if has_defaults else {}
-    return variables, {name: value for name, value in defaults.items() if name not in outside}
+    if environment.get("SPARK_HOME") or any(
+        environment.get(name, sys.executable) != sys.executable for name in _INTERPRETERS
+    ):
+        return False
+    places = [*site.getsitepackages(), site.getusersitepackages()]
+    places += [place for place in environment.get("PYTHONPATH", "").split(os.pathsep) if place]
+    return Path(pyspark.__file__).resolve().parent.parent in {Path(place).resolve() for place in places}
 
 
 def _default_variables(is_local: bool, configured: Mapping[str, str]) -> dict[str, str]:

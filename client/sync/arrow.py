@@ -1,50 +1,264 @@
-"""Arrow record batches of a topic: reads by pipelined pulls, queue by queue, and sends."""
+"""Reads of a topic as rows: pipelined pulls, queue by queue, or the records that the index has for a key; and
+``Consumer.arrow``, the stream of Arrow record batches."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ...protocol.commands import QueueStats
-from ...protocol.errors import FlintError
+from ...protocol.errors import (
+    ConnectionFailed,
+    FlintError,
+    MessageDamaged,
+    OffsetOutOfRange,
+    RequestTimeout,
+    TopicNotExist,
+)
 from ...protocol.fields import I64_MAX
+from ...protocol.storage.reader.parts import Part
 from ..arrow.bounds import Bounds
-from ..arrow.errors import DataLoss, RowsNotSent, check_arrow
+from ..arrow.decoder import Decoder
+from ..arrow.errors import DataLoss
 from ..arrow.options import ArrowOptions, ReadRules, read_rules
+from ..arrow.records import RecordBlock
+from ..arrow.stream import ArrowStream, IndexPage, Losses, PulledRows, index_page, pull, with_tag
 from ..core.consume import requests
+from ..core.consume.batch import TagFilter
 from ..core.consume.positions import ENDS, LATEST, Position, check_position, resolve_span
-from ..core.produce.receipts import DeliveryFailed
-from ..core.rpc.operation import Plan
+from ..core.rpc.connection_errors import SilenceLimit, share_seconds, unanswered
+from ..core.rpc.operation import Operation, Plan, is_retriable
+from ..core.rpc.session import Answer
 from ..core.rpc.timeouts import check_timeout
 from ..core.times import to_millis
 from ..core.topics import topic_stats
 from ..errors import InvalidArgument
-from ..message import check_topic
-from .pool import Caller
+from .connection import Connection
+from .rpc import Caller
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from ..arrow.decoder import Decoder
-    from ..arrow.records import RecordBlock
-    from ..arrow.rows import RowProducer
-    from ..arrow.stream import ArrowStream, IndexPage, Losses, PulledRows
-    from .row_pulls import Gap, QueuePart
-
-
-# ---- Reads a topic as Arrow record batches: pulls queue by queue, the next pull in flight while one is
-# decoded.
 
 logger = logging.getLogger(__name__)
 
 _INDEX_SECONDS = 2.0
 _INDEX_POLL_SECONDS = 0.01
 _HINT = 'on_loss="report" continues after them'
+
+T = TypeVar("T")
+
+
+class Asker(Generic[T]):
+    """Sends a broker one request after another, each before the caller works on the previous response.
+
+    ``ask`` only sends. ``answer`` waits; if the connection is lost or the broker is busy, it asks again until
+    ``timeout`` seconds are over. The caller must close it.
+    """
+
+    def __init__(self, caller: Caller, timeout: float) -> None:
+        self._caller = caller
+        self._timeout = timeout
+        self._connection: Connection | None = None
+        self._asked: Operation[T] | None = None
+        self._request_id = 0
+
+    @property
+    def is_asked(self) -> bool:
+        """Return whether a response is outstanding."""
+        return self._asked is not None
+
+    def ask(self, operation: Operation[T]) -> None:
+        """Send a request; the previous one must have been answered."""
+        assert self._asked is None
+        self._asked = operation
+        try:
+            if self._connection is None:
+                self._connection = self._caller.pool.acquire(self._timeout)
+                self._connection.in_use.acquire()
+            self._request_id = self._connection.request(operation.command, operation.fields, operation.body)
+        except ConnectionFailed as error:
+            self._give_up(error)
+
+    def answer(self) -> T:
+        """Return the response to the request. Raises the broker's error, ``ConnectionFailed`` or ``RequestTimeout``."""
+        operation = self._asked
+        assert operation is not None
+        deadline = time.monotonic() + self._timeout
+        try:
+            if self._connection is not None:
+                return operation.result(self._wait(self._connection, operation, deadline))
+        except FlintError as error:
+            if not is_retriable(error) or isinstance(error, RequestTimeout):
+                raise
+        finally:
+            self._asked = None
+        return self._caller.call(operation, deadline)
+
+    def _wait(self, connection: Connection, operation: Operation[T], deadline: float) -> Answer:
+        seconds = operation.own_seconds(self._timeout)
+        silence, look_seconds = SilenceLimit(seconds, time.monotonic()), share_seconds(seconds)
+        while (remaining := deadline - time.monotonic()) > 0:
+            try:
+                answers = connection.receive(min(remaining, look_seconds))
+                if not answers:
+                    look_seconds = silence.check(connection, time.monotonic())
+            except ConnectionFailed as error:
+                self._give_up(error)
+                raise
+            for answer in answers:
+                if answer.request_id == self._request_id:
+                    return answer
+        late = unanswered(connection.address, operation.command.name, self._timeout)
+        self._give_up(late)
+        raise late
+
+    def _give_up(self, error: FlintError) -> None:
+        """Discard the connection, which is no longer usable."""
+        if self._connection is not None:
+            self._connection.in_use.release()
+            self._caller.pool.discard(self._connection, error)
+            self._connection = None
+
+    def close(self) -> None:
+        """Return the connection to the pool, or close it if a response is outstanding."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.in_use.release()
+            if self._asked is None:
+                self._caller.pool.release(connection)
+            else:
+                self._caller.pool.discard(connection)
+
+
+# ---- Pulls: the next one is in flight while the caller handles the rows of one.
+
+
+@dataclass(slots=True)
+class QueuePart:
+    """Offsets ``[position, end)`` of a queue that are still to be read.
+
+    ``may_move``: if the start has expired, the read may begin at the first offset that exists.
+    """
+
+    queue: int
+    position: int
+    end: int
+    may_move: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Offsets ``[start, end)`` of a queue whose messages cannot be read; ``is_damage``: for damage of the log."""
+
+    queue: int
+    start: int
+    end: int
+    why: str
+    is_damage: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RowPulls:
+    """Pulls of a topic. ``rows_max``: maximum number of rows of a response; ``timeout``: seconds for which the broker
+    may be away; ``on_gap`` is called with messages that cannot be read, and raises, or reading continues after them."""
+
+    caller: Caller
+    topic: str
+    tags: TagFilter
+    condition: str
+    rows_max: int
+    timeout: float
+    on_gap: Callable[[Gap], None]
+
+    def of(self, *parts: QueuePart) -> Iterator[tuple[PulledRows, int]]:
+        """Yield the broker's responses that have rows, with the end of the part that each belongs to."""
+        asker: Asker[PulledRows] = Asker(self.caller, self.timeout)
+        left = deque(part for part in parts if part.position < part.end)
+        with closing(asker):
+            while left:
+                part = left[0]
+                if not asker.is_asked:
+                    asker.ask(self._pull(part))
+                pulled = self._answer(asker, part)
+                if part.position >= part.end:
+                    left.popleft()
+                if left:
+                    asker.ask(self._pull(left[0]))
+                if pulled is not None and len(pulled.starts):
+                    yield pulled, part.end
+
+    def _pull(self, part: QueuePart) -> Operation[PulledRows]:
+        count = min(part.end - part.position, self.rows_max)
+        return pull(self.topic, part.queue, part.position, count, self.tags, self.condition)
+
+    def _answer(self, asker: Asker[PulledRows], part: QueuePart) -> PulledRows | None:
+        """Return the response, or None for a refusal, after moving the part's position past it."""
+        try:
+            pulled = asker.answer()
+        except OffsetOutOfRange as error:
+            self._move(part, error.min_offset, error.max_offset)
+            return None
+        except TopicNotExist:
+            part.may_move = False
+            self._move(part, part.end, part.end)
+            return None
+        except MessageDamaged as error:
+            self.on_gap(Gap(part.queue, error.queue_offset, error.queue_offset + 1, str(error), True))
+            part.position = error.queue_offset + 1
+            return None
+        if pulled.lost and pulled.lost_from < part.end:
+            lost_end = pulled.lost_from + pulled.lost
+            self.on_gap(Gap(part.queue, pulled.lost_from, lost_end, "its log was damaged there", True))
+        if pulled.next_offset > part.position:
+            part.position = pulled.next_offset
+            part.may_move = False
+        else:  # the queue ends here, before the planned end
+            self._move(part, pulled.min_offset, pulled.max_offset)
+        return pulled
+
+    def _move(self, part: QueuePart, first: int, last: int) -> None:
+        """Continue at the next offset of the queue, which has ``[first, last)``, after the position was found gone."""
+        position = min(part.end, first) if first > part.position else part.end
+        if not (part.may_move and first > part.position):
+            why = f"the queue holds [{first}, {last})" if last > first else "the queue is gone or empty"
+            self.on_gap(Gap(part.queue, part.position, position, why, False))
+        part.position = position
+        part.may_move = False
+
+
+# ---- the index
+
+
+def key_pages(caller: Caller, topic: str, key: str, begin_ms: int, end_ms: int, timeout: float) -> Iterator[IndexPage]:
+    """Yield the records of a topic that have a key and were stored in ``[begin_ms, end_ms]``, newest first.
+
+    Waits a moment if the index is behind the log: it follows it after a moment.
+    """
+    cursor: str | None = None
+    while begin_ms <= end_ms:
+        patience = time.monotonic() + _INDEX_SECONDS
+        while True:
+            page = caller.call(index_page(topic, key, begin_ms, end_ms, cursor), caller.deadline(timeout))
+            if not page.index_behind_bytes:
+                break
+            if time.monotonic() > patience:
+                logger.warning("the index of the broker is %d bytes behind its log", page.index_behind_bytes)
+                break
+            time.sleep(_INDEX_POLL_SECONDS)
+        yield page
+        if not page.cursor:
+            return
+        cursor = page.cursor
+
+
+# ---- the stream
 
 
 @dataclass(frozen=True)
@@ -62,9 +276,7 @@ def topic_stream(
     caller: Caller, topic: str, from_: Position, until: Position, options: ArrowOptions, bounds: Bounds | None = None
 ) -> ArrowStream:
     """Return the stream of ``Consumer.arrow``, after checking its arguments, those that need the broker too."""
-    check_arrow("Consumer.arrow")
     from ..arrow.json_bodies import decoder_of
-    from ..arrow.stream import ArrowStream
 
     read = TopicRead(topic, from_, until, read_rules(options), bounds or Bounds())
     _check_positions(read)
@@ -125,9 +337,6 @@ class _Reading:
     # ---- queues
 
     def _of_queues(self) -> Iterator[pa.RecordBatch]:
-        from ...protocol.storage.reader.parts import Part
-        from .row_pulls import RowPulls
-
         rules = self._rules
         pulls = RowPulls(
             self._caller, self._read.topic, rules.tags, rules.condition, rules.batch_rows, self._timeout, self._add_gap
@@ -138,8 +347,6 @@ class _Reading:
             yield from self._decoded(block.select(block.parts[Part.QUEUE_OFFSET] < end))
 
     def _parts(self) -> Iterator[QueuePart]:
-        from .row_pulls import QueuePart
-
         read, deadline = self._read, self._caller.deadline(self._timeout)
         span = self._caller.run(resolve_span(read.topic, read.from_, read.until), deadline)
         if span.from_ms is not None:
@@ -161,8 +368,6 @@ class _Reading:
     # ---- a key
 
     def _of_key(self, key: str) -> Iterator[pa.RecordBatch]:
-        from ...protocol.storage.reader.parts import Part
-
         read = self._read
         begin_ms, end_ms = _times(read.from_, read.until)
         for page in key_pages(self._caller, read.topic, key, begin_ms, end_ms, self._timeout):
@@ -179,9 +384,6 @@ class _Reading:
     # ---- records
 
     def _sound(self, body: bytes, found: PulledRows | IndexPage) -> RecordBlock:
-        from ..arrow.records import RecordBlock
-        from ..arrow.stream import with_tag
-
         if self._rules.on_loss == "raise":
             block = RecordBlock(body, found.starts, found.sizes, topic=self._read.topic)
         else:
@@ -212,62 +414,3 @@ def _times(from_: Position, until: Position) -> tuple[int, int]:
     if isinstance(from_, datetime):
         return to_millis("from_", from_), end_ms
     return (0, end_ms) if ENDS[str(from_)] != LATEST else (I64_MAX, end_ms)
-
-
-def key_pages(caller: Caller, topic: str, key: str, begin_ms: int, end_ms: int, timeout: float) -> Iterator[IndexPage]:
-    """Yield the records of a topic that have a key and were stored in ``[begin_ms, end_ms]``, newest first.
-
-    Waits a moment if the index is behind the log: it follows it after a moment.
-    """
-    from ..arrow.stream import index_page
-
-    cursor: str | None = None
-    while begin_ms <= end_ms:
-        patience = time.monotonic() + _INDEX_SECONDS
-        while True:
-            page = caller.call(index_page(topic, key, begin_ms, end_ms, cursor), caller.deadline(timeout))
-            if not page.index_behind_bytes:
-                break
-            if time.monotonic() > patience:
-                logger.warning("the index of the broker is %d bytes behind its log", page.index_behind_bytes)
-                break
-            time.sleep(_INDEX_POLL_SECONDS)
-        yield page
-        if not page.cursor:
-            return
-        cursor = page.cursor
-
-
-# ---- Sends the rows of Arrow data: piece by piece, each with as few calls of the producer as its order
-# allows.
-
-
-class ArrowData(Protocol):
-    """A data frame, table or stream with the Arrow C stream interface."""
-
-    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
-
-
-def send_rows(
-    producer: RowProducer, topic: str, data: ArrowData, named: Mapping[str, str | None], properties: Sequence[str]
-) -> int:
-    """Do the work of ``Producer.send_arrow``. ``named``: the column of each part of a message, None without one."""
-    check_arrow("Producer.send_arrow")
-    from ..arrow.rows import TableRows, sends
-
-    check_topic(topic)
-    done = 0
-    for first, rows in TableRows(data, topic, named, properties):
-        failed: dict[int, FlintError] = {}
-        for send in sends(rows):
-            try:
-                send.run(producer, None)
-            except DeliveryFailed as failure:
-                numbers = send.rows.tolist()
-                failed |= {first + numbers[index]: error for index, error in failure.errors.items()}
-                break
-            finally:
-                done += len(send.rows)
-        if failed:
-            raise RowsNotSent(failed, done - len(failed))
-    return done

@@ -10,9 +10,8 @@ from .client import Client
 
 if TYPE_CHECKING:
     from ..arrow.options import ArrowOptions
-    from ..arrow.rows import RowProducer
+    from ..arrow.rows import ArrowData, RowProducer
     from ..arrow.stream import ArrowStream
-    from .arrow import ArrowData
 
 
 class ArrowReads(Client):
@@ -29,6 +28,9 @@ class ArrowReads(Client):
         ``filter``, see ``ArrowOptions``. Raises ``InvalidArgument``, ``TopicNotExist`` and ``FilterIllegal`` at once;
         a read raises ``DataLoss`` and ``CorruptMessage``, unless ``on_loss`` is ``"report"``.
         """
+        from ..arrow.errors import check_arrow
+
+        check_arrow("Consumer.arrow")
         from .arrow import topic_stream
 
         return topic_stream(self._caller, topic, from_, until, options)
@@ -58,7 +60,10 @@ class ArrowSends:
         Raises ``InvalidMessage`` with the first row that cannot be sent, before its piece is sent, and ``RowsNotSent``
         with the rows that the broker did not acknowledge.
         """
-        from .arrow import send_rows
+        from ..arrow.errors import check_arrow
+
+        check_arrow("Producer.send_arrow")
+        from ..arrow.rows import send_rows
 
         named = {"body": body, "keys": keys, "tags": tags, "sharding_key": sharding_key, "queue": queue}
         return send_rows(self, topic, data, named, properties)

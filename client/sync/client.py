@@ -12,7 +12,7 @@ from ..core.rpc.address import parse_addresses
 from ..core.rpc.operation import Operation, described
 from ..core.rpc.timeouts import TIMEOUT_SECONDS, check_timeout
 from ..endpoint import ConnectionLog
-from .pool import Caller, Dialer
+from .rpc import Caller, Dialer
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -31,7 +31,7 @@ from ..core.times import now_millis
 from ..errors import ClientClosed
 from ..message import Message
 from .connection import AnswerOfOne, Connection
-from .pool import Dialer
+from .rpc import Dialer
 
 _PUSHED_BYTES_MAX = 1 << 20
 """The driver looks at the responses after sending this many bytes in one go."""

@@ -12,7 +12,7 @@ from ..core.consume.batch import StoredMessage, TagFilter
 from ..core.consume.positions import Position, resolve_span
 from ..core.consume.queue_reader import TopicIterator, TopicReader
 from .connection import Connection
-from .pool import Caller
+from .rpc import Caller
 
 
 def iterate(
@@ -63,10 +63,10 @@ class _Iteration:
         try:
             self._step(wait=wait)
         except FlintError as error:
-            self._caller.check()
+            self._caller.life.check()
             self._disconnect(error)
             pause = self._iterating.pause_after(error, time.monotonic())
-            self._caller.log.retried("PULL", error)
+            self._caller.dialer.log.retried("PULL", error)
             time.sleep(pause)
 
     def _step(self, *, wait: bool) -> None:

@@ -1,79 +1,46 @@
-"""A client's connections, each used by one thread at a time, and requests over them."""
+"""A client's connections, each used by one thread at a time."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-from ...protocol.commands import READ_FROM_ANY
-from ...protocol.errors import BrokerError, ConnectionFailed, FlintError, RequestTimeout
+from ...protocol.errors import ConnectionFailed, RequestTimeout
 from ..core.client_guard import Guard
-from ..core.rpc.access import ClientAccess
-from ..core.rpc.address import Address, AddressBook
-from ..core.rpc.connection_errors import SilenceLimit, no_address_answered, share_seconds, unanswered
-from ..core.rpc.operation import Operation, Plan, Retries, detached, is_retriable
+from ..core.rpc.address import AddressBook
+from ..core.rpc.operation import Operation
 from ..core.rpc.session import Answer
-from ..core.rpc.timeouts import check_timeout
-from ..endpoint import ConnectionLog
 from .connection import Connection
 
 IDLE_CONNECTIONS_MAX = 64
 """Maximum number of idle connections that a client keeps."""
 
-T = TypeVar("T")
-
-
-class Dialer:
-    """Connects to the first of several addresses whose broker serves clients: in a replica set, to the primary, unless
-    ``access`` says that any member may answer."""
-
-    def __init__(self, addresses: tuple[Address, ...], access: ClientAccess, log: ConnectionLog) -> None:
-        self.log = log
-        self._given = addresses
-        self.addresses = AddressBook(addresses)
-        self._access = access
-
-    def of_any_member(self) -> Dialer:
-        """Return a dialer to the same addresses that accepts followers."""
-        return Dialer(self._given, replace(self._access, read_from=READ_FROM_ANY), self.log)
-
-    def mark_failed(self, address: Address, error: BaseException) -> None:
-        """Mark an address whose connection failed, so that another address is tried first."""
-        self.addresses.mark_failed(address, error)
-
-    def dial(self, timeout: float) -> Connection:
-        """Return a new connection, made within ``timeout`` seconds.
-
-        Raises ``ConnectionFailed`` with every address and its error, or the broker's refusal.
-        """
-        deadline = time.monotonic() + timeout
-        failures: dict[Address, FlintError] = {}
-        while (attempt := self.addresses.next_attempt(failures, deadline - time.monotonic())) is not None:
-            address, seconds = attempt
-            try:
-                connection = Connection.open(address, seconds, self._access)
-            except (ConnectionFailed, BrokerError) as error:
-                failures[address] = detached(error)
-                self.addresses.mark_failed(address, error, failures)
-            else:
-                self.addresses.mark_answered(address)
-                self.log.connected(address)
-                return connection
-        raise self.log.unreachable(no_address_answered(failures))
-
 
 class ConnectionPool:
-    """Connections for requests that each need one to themselves. Thread-safe."""
+    """Connections for requests that each need one to themselves. Thread-safe. ``dial``: makes one within so many
+    seconds."""
 
-    def __init__(self, dialer: Dialer, guard: Guard) -> None:
-        self._dialer = dialer
+    def __init__(self, dial: Callable[[float], Connection], addresses: AddressBook, guard: Guard) -> None:
+        self._dial = dial
+        self._addresses = addresses
         self._guard = guard
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
+
+    def exchange(self, operation: Operation[Any], deadline: float) -> Answer:
+        """Return the response to a request that is sent once."""
+        connection = self.acquire(max(0.001, deadline - time.monotonic()))
+        try:
+            with connection.in_use:
+                answer = connection.exchange(operation, max(0.001, deadline - time.monotonic()))
+        except BaseException as error:
+            self.discard(connection, error)  # a late response would be taken for that of the next request
+            raise
+        self.release(connection)
+        return answer
 
     def acquire(self, timeout: float) -> Connection:
         """Return a connection for the caller's sole use; the caller must release or discard it."""
@@ -87,7 +54,7 @@ class ConnectionPool:
             if connection.is_alive():
                 return connection
             self.discard(connection)
-        connection = self._dialer.dial(timeout)
+        connection = self._dial(timeout)
         with self._lock:
             # The client may have been closed meanwhile, before this connection was among the busy ones.
             if not self._guard.closed:
@@ -113,7 +80,7 @@ class ConnectionPool:
         with self._lock:
             self._busy.discard(connection)
             if error is not None:
-                self._dialer.mark_failed(connection.address, error)
+                self._addresses.mark_failed(connection.address, error)
             if isinstance(error, ConnectionFailed | RequestTimeout):
                 closed += self._idle
                 self._idle = []
@@ -132,171 +99,3 @@ class ConnectionPool:
                 connection.close()  # a shutdown would also end the parent's connection
             else:
                 connection.shut_down()
-
-
-class Caller:
-    """Sends requests to a broker and retries them while that can help and time is left. Thread-safe."""
-
-    def __init__(self, dialer: Dialer, guard: Guard, timeout: float) -> None:
-        self.timeout = timeout
-        self._guard = guard
-        self._dialer = dialer
-        self.log = dialer.log
-        self.pool = ConnectionPool(dialer, guard)
-
-    @property
-    def addresses(self) -> AddressBook:
-        """The addresses that it calls."""
-        return self._dialer.addresses
-
-    def of_any_member(self) -> Caller:
-        """Return a caller with connections of its own, whose requests followers may answer."""
-        return Caller(self._dialer.of_any_member(), self._guard, self.timeout)
-
-    def now(self) -> float:
-        """Return the clock of deadlines."""
-        return time.monotonic()
-
-    def deadline(self, timeout: float | None) -> float:
-        """Return the deadline (monotonic) of a call that begins now; ``timeout``: the caller's, None for the
-        client's."""
-        return time.monotonic() + (self.timeout if timeout is None else check_timeout("timeout", timeout))
-
-    def call(self, operation: Operation[T], deadline: float) -> T:
-        """Return the operation's result. Retries after a lost connection or if the broker is busy, until ``deadline``.
-        An operation that the broker may hold has that time in addition."""
-        deadline += operation.hold_seconds
-        return self.retry(operation.command.name, lambda: self._attempt(operation, deadline), deadline)
-
-    def check(self) -> None:
-        """Raise if the client can no longer be used."""
-        self._guard.check()
-
-    def retry(self, what: str, attempt: Callable[[], T], deadline: float) -> T:
-        """Return the result of ``attempt``; repeat it after retriable errors until ``deadline``, then raise. ``what``:
-        its name in the log."""
-        retries = Retries(deadline)
-        while True:
-            self._guard.check()
-            try:
-                return attempt()
-            except FlintError as error:
-                self._guard.check()  # if the client was closed meanwhile, that is why the connection broke
-                pause = retries.pause(error, time.monotonic())
-                if pause is None:
-                    raise
-                self.log.retried(what, error)
-            time.sleep(pause)
-
-    def _attempt(self, operation: Operation[T], deadline: float) -> T:
-        left = max(0.001, deadline - time.monotonic())
-        connection = self.pool.acquire(left)
-        try:
-            left = max(0.001, deadline - time.monotonic())
-            with connection.in_use:
-                answer = connection.exchange(operation, left)
-        except BaseException as error:
-            self.pool.discard(connection, error)  # a late response would be taken for that of the next request
-            raise
-        self.pool.release(connection)
-        return operation.result(answer)
-
-    def run(self, plan: Plan[T], deadline: float) -> T:
-        """Run a plan and return its result."""
-        results: list[Any] | None = None
-        try:
-            while True:
-                try:
-                    operations = plan.send(results)  # type: ignore[arg-type] # the first send of a generator takes None
-                except StopIteration as stop:
-                    result: T = stop.value
-                    return result
-                results = [self.call(operation, deadline) for operation in operations]
-        finally:
-            plan.close()
-
-
-# ---- One request after another over one connection, each sent before the caller works on the previous
-# response.
-
-
-class Asker(Generic[T]):
-    """Sends a broker one request after another, each before the caller works on the previous response.
-
-    ``ask`` only sends. ``answer`` waits; if the connection is lost or the broker is busy, it asks again until
-    ``timeout`` seconds are over. The caller must close it.
-    """
-
-    def __init__(self, caller: Caller, timeout: float) -> None:
-        self._caller = caller
-        self._timeout = timeout
-        self._connection: Connection | None = None
-        self._asked: Operation[T] | None = None
-        self._request_id = 0
-
-    @property
-    def is_asked(self) -> bool:
-        """Return whether a response is outstanding."""
-        return self._asked is not None
-
-    def ask(self, operation: Operation[T]) -> None:
-        """Send a request; the previous one must have been answered."""
-        assert self._asked is None
-        self._asked = operation
-        try:
-            if self._connection is None:
-                self._connection = self._caller.pool.acquire(self._timeout)
-                self._connection.in_use.acquire()
-            self._request_id = self._connection.request(operation.command, operation.fields, operation.body)
-        except ConnectionFailed as error:
-            self._give_up(error)
-
-    def answer(self) -> T:
-        """Return the response to the request. Raises the broker's error, ``ConnectionFailed`` or ``RequestTimeout``."""
-        operation = self._asked
-        assert operation is not None
-        deadline = time.monotonic() + self._timeout
-        try:
-            if self._connection is not None:
-                return operation.result(self._wait(self._connection, operation, deadline))
-        except FlintError as error:
-            if not is_retriable(error) or isinstance(error, RequestTimeout):
-                raise
-        finally:
-            self._asked = None
-        return self._caller.call(operation, deadline)
-
-    def _wait(self, connection: Connection, operation: Operation[T], deadline: float) -> Answer:
-        seconds = operation.own_seconds(self._timeout)
-        silence, look_seconds = SilenceLimit(seconds, time.monotonic()), share_seconds(seconds)
-        while (remaining := deadline - time.monotonic()) > 0:
-            try:
-                answers = connection.receive(min(remaining, look_seconds))
-                if not answers:
-                    look_seconds = silence.check(connection, time.monotonic())
-            except ConnectionFailed as error:
-                self._give_up(error)
-                raise
-            for answer in answers:
-                if answer.request_id == self._request_id:
-                    return answer
-        late = unanswered(connection.address, operation.command.name, self._timeout)
-        self._give_up(late)
-        raise late
-
-    def _give_up(self, error: FlintError) -> None:
-        """Discard the connection, which is no longer usable."""
-        if self._connection is not None:
-            self._connection.in_use.release()
-            self._caller.pool.discard(self._connection, error)
-            self._connection = None
-
-    def close(self) -> None:
-        """Return the connection to the pool, or close it if a response is outstanding."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.in_use.release()
-            if self._asked is None:
-                self._caller.pool.release(connection)
-            else:
-                self._caller.pool.discard(connection)

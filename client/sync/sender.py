@@ -29,7 +29,7 @@ from ..endpoint import ConnectionLog
 from ..message import Message
 from .connection import Connection
 from .driver import DeliveryDriver, Role, SingleSender, Until
-from .pool import Caller, Dialer
+from .rpc import Caller, Dialer
 
 log = logging.getLogger(__name__)
 

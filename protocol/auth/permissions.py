@@ -58,7 +58,6 @@ class Grant:
         return self.kind, self.name, self.prefix
 
     def as_json(self) -> dict[str, Any]:
-        """Return the grant as in ``users.json``."""
         actions = [action for action in ACTIONS if action in self.actions]
         if self.kind == BROKER:
             return {"actions": actions, BROKER: True}
@@ -119,7 +118,6 @@ class Permissions:
         return cls(_parse(entry, f"grant {index} of user {user}") for index, entry in enumerate(raw))
 
     def as_json(self) -> list[dict[str, Any]]:
-        """Return the grants as in ``users.json``."""
         return [grant.as_json() for grant in self.grants]
 
     def plus(self, grants: Iterable[Grant]) -> Permissions:

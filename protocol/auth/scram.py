@@ -152,7 +152,6 @@ class ClientExchange:
         self._signature = b""
 
     def first(self) -> str:
-        """Return the client's first message."""
         return f"n,,{self._first_bare}"
 
     def final(self, server_first: str) -> str:
@@ -241,7 +240,6 @@ class ServerExchange:
 
 
 def hmac_of(key: bytes, message: bytes) -> bytes:
-    """Return the HMAC-SHA-256 of a message."""
     return hmac.digest(key, message, "sha256")
 
 
@@ -307,7 +305,6 @@ class AccessKey:
     created_ms: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return the key as in the users file."""
         return asdict(self)
 
 

@@ -291,7 +291,6 @@ def parse_verifier(scram: dict[str, Any], where: str) -> Verifier:
 
 
 def encode_users(users: Users) -> str:
-    """Return the text of the users file and of its copy."""
     rows = {user.name: _user_row(user) for user in users.by_name.values()}
     table = {"version": VERSION, "decoy": _text_of(users.decoy), **users.other, "users": rows}
     return encode_checked(table)

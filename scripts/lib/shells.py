@@ -16,6 +16,7 @@ SHELLS = {
     "client/aio/admin.py": "client/sync/admin.py",
     "client/aio/consumer.py": "client/sync/consumer.py",
     "client/aio/producer.py": "client/sync/producer.py",
+    "client/aio/rpc.py": "client/sync/rpc.py",
     "client/groups/transactions/aio_producer.py": "client/groups/transactions/producer.py",
 }
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +32,7 @@ _WORDS = {
     "__aexit__": "__exit__",
     "__aiter__": "__iter__",
     "AsyncIterator": "Iterator",
+    "ClientRuntime": "Guard",
 }
 _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"\bawait "), ""),

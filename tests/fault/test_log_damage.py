@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from flintmq.protocol.storage.layout import RECORD
 from tests.fault.damaged_logs import FILE_BYTES, FIRST, End, both_ends, flip_in_body, three_files, zero_64, zero_head
 from tests.store_tools import (
     Sent,
@@ -21,6 +22,7 @@ from tests.store_tools import (
     reopen,
     without_dispatched,
 )
+from tests.tools_runs import findings_however_split
 
 
 def bad_magic(path: Path, sent: Sent) -> None:
@@ -33,11 +35,17 @@ def longer(path: Path, sent: Sent) -> None:
     overwrite(path, at, struct.pack(">i", size + 1))
 
 
+def longer_body(path: Path, sent: Sent) -> None:
+    overwrite(path, sent.physical_offset % FILE_BYTES + RECORD.at["body_length"], struct.pack(">i", 101))
+
+
 def elsewhere(path: Path, sent: Sent) -> None:
     overwrite(path, sent.physical_offset % FILE_BYTES + 28, struct.pack(">q", sent.physical_offset + 1))
 
 
-damages = pytest.mark.parametrize("damage", [flip_in_body, zero_64, zero_head, bad_magic, longer, elsewhere])
+damages = pytest.mark.parametrize(
+    "damage", [flip_in_body, zero_64, zero_head, bad_magic, longer, longer_body, elsewhere]
+)
 
 
 @both_ends
@@ -46,11 +54,15 @@ damages = pytest.mark.parametrize("damage", [flip_in_body, zero_64, zero_head, b
 def test_a_hole_in_flushed_records_costs_one_message(
     tmp_path: Path, damage: Callable[[Path, Sent], None], number: int, end: End
 ) -> None:
-    """This includes the last record: it was acknowledged."""
+    """This includes the last record: it was acknowledged. ``verify`` names its place, and nothing else in the log."""
     store = open_store(tmp_path / "store")
     sent = put(store, "orders", 0, plain(60))
     end(store)
-    damage(store.path / "commitlog" / FIRST, sent[number])
+    log = store.path / "commitlog" / FIRST
+    damage(log, sent[number])
+    found = [each for each in findings_however_split(store.path) if each.path == log and each.kind != "queue-offset"]
+    kind, place = "body-crc" if damage is flip_in_body else "record", sent[number].physical_offset
+    assert [(each.kind, each.position, each.physical_offset) for each in found] == [(kind, place, place)]
     assert_contained(store.path, sent, [sent[number]])
 
 

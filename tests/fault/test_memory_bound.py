@@ -291,7 +291,7 @@ def test_open_transactions_take_the_documented_memory_with_keys_of_any_length(
 
 
 def test_groups_and_offsets_with_new_names_take_the_documented_memory(broker: Factory, connect: Connect) -> None:
-    running = broker("--flush", "async", settings={"flush.checkpoint_interval_ms": 100})
+    running = broker("--flush", "async", settings={"background.services:CHECKPOINT_S": 0.1})
     peer = connect(running)
     peer.produce("orders", b"x", queue=0).raise_for_error()
     before = anonymous_bytes(running.process.pid)

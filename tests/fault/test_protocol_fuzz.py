@@ -93,7 +93,7 @@ class Witness:
 @pytest.fixture
 def under_fire(broker: Factory) -> Iterator[RunningBroker]:
     """A broker that a witness uses during the whole test, and that must work afterwards as before."""
-    running = broker("--flush", "async", settings={"limits.half_frame_timeout_ms": 2000})
+    running = broker("--flush", "async", settings={"net.server:HALF_FRAME_S": 2})
     with Peak(running.process.pid) as peak, Witness(running):
         yield running
     assert running.process.poll() is None, running.log

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flintmq.broker.store import CorruptLog, MessageStore, StoreSettings
-from flintmq.broker.store.files.checksummed import OPEN
+from flintmq.broker.store.tables.store_state import OPEN
 from flintmq.protocol.storage.layout import CHECKPOINT, RECORD, RECORD_HEAD_BYTES
 from flintmq.protocol.storage.record import Record, check_record_crc, decode_record, encode_host
 from tests.store_tools import (

@@ -162,7 +162,7 @@ def test_a_killed_backup_is_completed_by_the_next_one(broker: BrokerFactory, tmp
 def test_groups_delays_and_transactions_continue_in_a_restored_store(
     broker: BrokerFactory, connect: ConnectionFactory, tmp_path: Path
 ) -> None:
-    settings = {"store.record_checksum": True, "flush.checkpoint_interval_ms": 20}
+    settings = {"store.record_checksum": True, "background.services:CHECKPOINT_S": 0.02}
     served = broker(settings=settings)
     connection = connect(served)
     with Admin(served.address) as admin, Producer(served.address) as producer, Consumer(served.address) as consumer:

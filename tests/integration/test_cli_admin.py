@@ -30,11 +30,6 @@ class TestStatus:
         plain = dict(line.split("\t") for line in cli.run("status").lines)
         assert plain["pid"] == str(row["pid"])
 
-    def test_the_table_formats_the_figures(self, cli: Cli, shared_broker: RunningBroker) -> None:
-        shown = cli.run("status", "-o", "table").out
-        for wanted in (shared_broker.address, "CommitLog", "behind", "sync", str(shared_broker.store), "free of"):
-            assert wanted in shown
-
 
 class TestTop:
     def test_topics_of_groups_are_shown_only_on_request(
@@ -130,11 +125,6 @@ class TestBench:
         name = done.rows[0]["topic"]
         assert f"kept topic {name}" in done.err
         assert cli.run("topic", "delete", name, "--yes").err == f"deleted topic {name} with 10 messages\n"
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_prints_its_shell_code(cli: Cli, shell: str) -> None:
-    assert f"_FLINTMQ_COMPLETE={shell}_source" in cli.run("completion", shell).out
 
 
 def test_connecting_to_the_metrics_port_is_explained(cli: Cli, shared_broker: RunningBroker) -> None:

@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from flintmq.client import Admin, Consumer, Message, Producer
 from flintmq.client.cli.failures import EXIT_ERROR, EXIT_UNREACHED, EXIT_USAGE
 from tests.cli_tools import Cli, Terminal
 from tests.conftest import BrokerFactory, RunningBroker
@@ -41,20 +44,14 @@ def test_a_context_keeps_user_password_file_and_tls_options(broker: BrokerFactor
         assert cli.run("status", "--user", "shop").code == EXIT_ERROR
 
 
-def test_a_program_connects_to_the_broker_of_the_variable(shared_broker: RunningBroker, topic: str) -> None:
-    program = (
-        "import sys\nfrom flintmq.client import Admin, Consumer, Message, Producer, PushConsumer\n"
-        "topic = sys.argv[1]\n"
-        "with Producer() as producer, Consumer() as consumer, Admin() as admin:\n"
-        "    producer.send(Message(topic, b'x'))\n"
-        "    assert topic in admin.topics()\n"
-        "    print(next(consumer.iter(topic)).body.decode())\n"
-    )
-    environment = os.environ | {"FLINTMQ_BROKER": shared_broker.address}
-    done = subprocess.run(
-        [sys.executable, "-c", program, topic], env=environment, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "x\n"), done.stderr
+def test_a_program_connects_to_the_broker_of_the_variable(
+    shared_broker: RunningBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLINTMQ_BROKER", shared_broker.address)
+    with Producer() as producer, Consumer() as consumer, Admin() as admin:
+        producer.send(Message(topic, b"x"))
+        assert topic in admin.topics()
+        assert next(consumer.iter(topic)).body == b"x"
 
 
 class TestCompletion:
@@ -64,9 +61,26 @@ class TestCompletion:
             "COMP_WORDS": " ".join(["flintmq", *words]),
             "COMP_CWORD": str(len(words)),
         }
-        done = cli.spawn()
+        done = cli.run()
         assert (done.code, done.err) == (0, "")
         return [line.partition(",")[2] for line in done.lines if line]
+
+    def test_commands_options_topics_and_groups_are_completed(
+        self, cli: Cli, shared_broker: RunningBroker, topic: str
+    ) -> None:
+        with Consumer(shared_broker.address) as consumer, Admin(shared_broker.address) as admin:
+            admin.create_topic(topic, queues=1)
+            consumer.commit(f"{topic}-group", topic, {0: 0})
+            assert self._completed(cli, "to") == ["topic", "top"]
+            assert self._completed(cli, "topic", "li") == ["list"]
+            assert self._completed(cli, "tail", topic) == [topic]
+            assert self._completed(cli, "tail", topic, "--fr") == ["--from"]
+            assert self._completed(cli, "offset", "reset", topic) == [f"{topic}-group"]
+            assert self._completed(cli, "group", "status", topic) == [f"{topic}-group"]
+            assert self._completed(cli, "dlq", "show", topic) == [], "it has no dead letters"
+            admin.create_topic(f"%DLQ%{topic}-group", queues=1)
+            assert self._completed(cli, "dlq", "show", topic) == [f"{topic}-group"]
+        assert self._completed(cli, "-o", "js") == ["json"]
 
     def test_settings_are_completed(self, cli: Cli) -> None:
         hot = self._completed(cli, "config", "set", "ret")
@@ -75,17 +89,23 @@ class TestCompletion:
         assert "server.listen" in self._completed(cli, "config", "get", "server.")
         assert self._completed(cli, "config", "set", "server.l") == [], "it cannot be set now"
 
-    def test_positions_and_times_are_completed(self, cli: Cli) -> None:
+    def test_positions_times_and_contexts_are_completed(self, cli: Cli) -> None:
         assert self._completed(cli, "tail", "orders", "--from", "ea") == ["earliest"]
         assert "@-1h" in self._completed(cli, "group", "reset", "g", "t", "--to", "@")
         assert "@now" in self._completed(cli, "query", "key", "t", "k", "--since", "@")
+        cli.variables = {}
+        assert cli.run("context", "add", "prod", "127.0.0.1:1").code == 0
+        assert self._completed(cli, "context", "use", "pr") == ["prod"]
 
     def test_the_words_of_other_brokers_are_completed(self, cli: Cli, topic: str) -> None:
-        cli.variables = {}
-        assert cli.spawn("send", topic, "x").code == 0
+        assert cli.run("send", topic, "x").code == 0
         assert self._completed(cli, "consume", topic) == [topic]
         assert self._completed(cli, "help", "topic", "li") == ["list"]
         assert self._completed(cli, "help", "to") == ["topic", "top"]
+
+    def test_completion_without_a_broker_prints_nothing(self, cli: Cli) -> None:
+        assert self._completed(cli, "-b", "127.0.0.1:1", "tail", "x") == []
+        assert self._completed(cli, "--context", "nope", "tail", "x") == []
 
     def test_completion_does_not_ask_for_a_password(self, cli: Cli) -> None:
         cli.variables = {
@@ -99,7 +119,7 @@ class TestCompletion:
             assert terminal.finish() == 0
         assert terminal.text.strip() == ""
 
-    def test_the_broker_s_program_is_completed(self, tmp_path: Path) -> None:
+    def test_the_brokers_program_is_completed(self) -> None:
         def completed(*words: str) -> list[str]:
             variables = {
                 "_FLINTMQ_BROKER_COMPLETE": "bash_complete",
@@ -112,7 +132,10 @@ class TestCompletion:
             return [line.partition(",")[2] for line in done.stdout.splitlines()]
 
         assert completed("ser") == ["serve"]
-        assert "--store" in completed("serve", "--st")
         assert completed("serve", "--flush", "a") == ["async"]
-        lines = Cli(tmp_path).run("completion", "bash").out
-        assert "_FLINTMQ_BROKER_COMPLETE=bash_source flintmq-broker" in lines
+
+    @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+    def test_the_lines_for_a_shell_are_printed(self, cli: Cli, shell: str) -> None:
+        lines = cli.run("completion", shell).out
+        assert f"_FLINTMQ_COMPLETE={shell}_source flintmq" in lines
+        assert f"_FLINTMQ_BROKER_COMPLETE={shell}_source flintmq-broker" in lines

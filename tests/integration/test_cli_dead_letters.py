@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from flintmq.client import Consumer, GroupConsumer, Message, MessageIllegal, Producer, StoredMessage
-from flintmq.client.cli.failures import EXIT_ERROR, EXIT_OK, EXIT_USAGE
+from flintmq.client.cli.failures import EXIT_ERROR, EXIT_OK
 from flintmq.client.operator.dead_letters import BATCH_COUNT, PROPERTY_DLQ_ORIGIN_MESSAGE_ID
 from flintmq.protocol.commands import UPDATE_AND_CREATE_TOPIC
-from tests.cli_tools import Cli, Terminal
+from tests.cli_tools import Cli
 from tests.conftest import BrokerFactory, ConnectionFactory, RawConnection, RunningBroker
-from tests.dead_letter_tools import bury, send_back
+from tests.dead_letter_tools import bury
 from tests.delivery_tools import fill, receive
 from tests.group_tools import joined
 
@@ -73,52 +73,8 @@ class TestShow:
         shown = cli.run("dlq", "show", group, "-o", "plain").out
         assert shown.endswith(f"\t0\t{receipt.message_id}\t{topic}\ta b\t1\t\\xff\\x1b[31m\t\t\n")
 
-    def test_the_screen_shows_reason_and_member_of_each_failure(
-        self, cli: Cli, topic: str, shared_broker: RunningBroker, connection: RawConnection
-    ) -> None:
-        group = f"{topic}-g"
-        bury(shared_broker, connection, group, [Message(topic, b"x")], "ValueError: no \x1b[31msuch account" + "t" * 50)
-        (row,) = cli.run("dlq", "show", group, "-o", "json").rows
-        assert row["retry_reason"] == "ValueError: no  [31msuch account" + "t" * 50
-        assert row["properties"] == {}
-        (row,) = [row for row in cli.run("dlq", "list", "-o", "json").rows if row["group"] == group]
-        assert row["newest_reason"] == "ValueError: no  [31msuch account" + "t" * 50
-        terminal = Terminal(cli, ["dlq", "show", group], 120)
-        assert terminal.finish() == EXIT_OK
-        assert "REASON" in terminal.text
-        assert "ValueError: no" in terminal.text
-
 
 class TestResend:
-    def test_each_is_sent_to_its_topic_unchanged_and_only_once(
-        self, cli: Cli, topic: str, shared_broker: RunningBroker, connection: RawConnection
-    ) -> None:
-        group, other = f"{topic}-g", f"{topic}-other"
-        sent = [
-            Message(topic, b"first", keys=["a", "b"], tags="t", properties={"colour": "red"}, sharding_key="s"),
-            Message(other, b"second"),
-        ]
-        receipts = bury(shared_broker, connection, group, sent)
-        dry = cli.run("dlq", "resend", group, "--dry-run", "-o", "json")
-        assert dry.rows == [{"group": group, "topic": name, "messages": 1} for name in sorted([topic, other])]
-        assert bodies(shared_broker, topic) == [b"first"]
-        done = cli.run("dlq", "resend", group, "-o", "json")
-        assert (done.rows, done.err) == (dry.rows, "sent 2 messages again; 0 still waiting\n")
-        first, again = stored(shared_broker, topic)
-        assert (again.body, again.keys, again.tags, again.sharding_key, again.queue) == (
-            b"first",
-            ("a", "b"),
-            "t",
-            "s",
-            first.queue,
-        )
-        assert again.user_properties == {"colour": "red", PROPERTY_DLQ_ORIGIN_MESSAGE_ID: receipts[0].message_id}
-        assert again.message_id != first.message_id
-        assert again.reconsume_times == 0
-        assert bodies(shared_broker, other) == [b"second"] * 2
-        assert cli.run("dlq", "resend", group).err == "sent 0 messages again; 0 still waiting\n"
-        assert len(stored(shared_broker, topic)) == 2
-
     @pytest.mark.parametrize("alone", [False, True], ids=["to the topic", "to the group"])
     def test_those_of_a_work_group_come_again_while_its_consumers_run(
         self, cli: Cli, topic: str, shared_broker: RunningBroker, alone: bool
@@ -167,29 +123,6 @@ class TestResend:
         assert waiting(cli, group) == (1, 2)
         assert cli.run("dlq", "resend", group, "--to-topic", other).code == EXIT_OK
         assert bodies(shared_broker, other) == [b"kept"]
-
-    def test_a_message_that_becomes_a_dead_letter_twice_keeps_its_first_id(
-        self, cli: Cli, topic: str, group: str, shared_broker: RunningBroker, connection: RawConnection
-    ) -> None:
-        ids = [message.message_id for message in stored(shared_broker, topic)]
-        cli.run("dlq", "resend", group)
-        again = stored(shared_broker, topic)[4:]
-        send_back(connection, group, [message.physical_offset for message in again])
-        cli.run("dlq", "resend", group)
-        third = stored(shared_broker, topic)[8:]
-        assert [message.properties[PROPERTY_DLQ_ORIGIN_MESSAGE_ID] for message in third] == ids
-
-
-def test_purge_asks_for_confirmation(cli: Cli, group: str) -> None:
-    refused = cli.run("dlq", "purge", group)
-    assert refused.code == EXIT_USAGE
-    assert "--yes purges without asking" in refused.err
-    terminal = Terminal(cli, ["dlq", "purge", group], 80)
-    terminal.read_until("purge 4 dead letters of group")
-    terminal.type("n\n")
-    assert terminal.finish() == EXIT_ERROR
-    assert "nothing was purged" in terminal.text
-    assert waiting(cli, group) == (4, 4)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

@@ -17,8 +17,9 @@ import httpx2
 import pytest
 
 from flintmq.client import Consumer, Message, Producer
+from flintmq.client.cli.failures import EXIT_USAGE
 from flintmq.protocol.storage.arrays.kernel_caches import CACHE_VARIABLE
-from tests.cli_tools import PROGRAM
+from tests.cli_tools import PROGRAM, Cli
 from tests.conftest import BrokerFactory
 from tests.console_tools import console_process
 from tests.group_tools import until
@@ -58,9 +59,14 @@ def test_ctrl_c_ends_the_broker_and_the_console(tmp_path: Path) -> None:
         assert [message.body for message in consumer.iter("orders", until="latest")] == [b"hello"]
 
 
-def test_a_temporary_store_is_gone_at_the_end() -> None:
-    with dev() as (process, _, _, store):
+def test_the_commands_that_it_names_work_and_a_temporary_store_is_gone_at_the_end(tmp_path: Path) -> None:
+    with dev() as (process, _, _, store), Cli(tmp_path) as cli:
         assert store.is_dir()
+        assert process.stdout is not None
+        assert process.stdout.readline() == "\n"
+        send, tail = (process.stdout.readline().split("   ")[0].split() for _ in range(2))
+        assert cli.run(*send[1:]).code == 0
+        assert cli.run(*tail[1:], "--count", "1").lines == ["hello"]
         process.terminate()
         assert process.wait(60) == 0
     assert not store.exists()
@@ -120,18 +126,11 @@ def test_a_killed_command_leaves_no_broker(tmp_path: Path) -> None:
         until(is_gone)
 
 
-def test_a_broker_that_cannot_start_is_the_end(broker: BrokerFactory) -> None:
-    running = broker()
-    done = subprocess.run(
-        [*PROGRAM, "dev", "--listen", running.address, "--console", "127.0.0.1:0"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "in use" in done.stderr
-    assert "the broker did not start" in done.stderr
+def test_a_broker_that_cannot_start_is_the_end(broker: BrokerFactory, tmp_path: Path) -> None:
+    done = Cli(tmp_path).spawn("dev", "--listen", broker().address, "--console", "127.0.0.1:0")
+    assert done.code == EXIT_USAGE
+    assert "in use" in done.err
+    assert "the broker did not start" in done.err
 
 
 @pytest.mark.parametrize(
@@ -145,19 +144,11 @@ def test_a_broker_that_cannot_start_is_the_end(broker: BrokerFactory) -> None:
     ],
 )
 def test_a_console_that_would_be_open_to_all_does_not_start(
-    broker: BrokerFactory, arguments: list[str], words: str
+    broker: BrokerFactory, arguments: list[str], words: str, tmp_path: Path
 ) -> None:
-    running = broker()
-    done = subprocess.run(
-        [*PROGRAM, "-b", running.address, "console", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert done.stdout == ""
+    done = Cli(tmp_path, broker().address).run("console", *arguments)
+    assert (done.code, done.out) == (EXIT_USAGE, "")
+    assert words in done.err
 
 
 def test_a_console_serves_https(broker: BrokerFactory, tmp_path: Path) -> None:
@@ -177,14 +168,8 @@ def test_a_console_serves_https(broker: BrokerFactory, tmp_path: Path) -> None:
         assert refused.status_code == 403
 
 
-def test_an_address_in_use_is_said(broker: BrokerFactory) -> None:
+def test_an_address_in_use_is_said(broker: BrokerFactory, tmp_path: Path) -> None:
     running = broker()
-    done = subprocess.run(
-        [*PROGRAM, "-b", running.address, "console", "--listen", running.address],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "cannot listen" in done.stderr
+    done = Cli(tmp_path, running.address).spawn("console", "--listen", running.address)
+    assert done.code == EXIT_USAGE
+    assert "cannot listen" in done.err

@@ -15,7 +15,7 @@ from tests.dead_letter_tools import bury, send_back
 from tests.delivery_tools import receive
 from tests.group_tools import RawMember, joined, until
 from tests.security_tools import PASSWORD, SCRAM, set_grants
-from tests.transaction_tools import send_half
+from tests.transaction_tools import listed, send_half, wait_until
 from tests.transcript_tools import FOLDER, Step, Transcript, documented_rows
 
 README = (Path(__file__).parents[2] / "client" / "cli" / "README.md").read_text(encoding="utf-8")
@@ -54,6 +54,15 @@ USERS: dict[str, dict[str, list[dict[str, Any]]]] = {
     }
 }
 """Users of the transcripts whose broker serves authenticated users alone."""
+SETTINGS: dict[str, dict[str, Any]] = {
+    "withheld": SCRAM,
+    "parked": {
+        "transactions.timeout_ms": 400,
+        "transactions.check_interval_ms": 400,
+        "transactions.check_times_max": 1,
+    },
+}
+"""Settings of the brokers of transcripts, if they are not the usual ones."""
 
 
 class Steps:
@@ -101,6 +110,13 @@ class Steps:
         self._halves += 1
         send_half(self._connect(self._running), topic, body.encode(), self._halves)
 
+    def park(self, topic: str, body: str) -> None:
+        """Begin a transaction that no producer decides; wait until the broker parks it."""
+        connection = self._connect(self._running)
+        self._halves += 1
+        half = send_half(connection, topic, body.encode(), self._halves)
+        wait_until(lambda: half.transaction_id in [row["id"] for row in listed(connection, parked=True)], connection)
+
     def lease(self, group: str, topic: str, count: str) -> None:
         self._consumer = GroupConsumer(self._running.address, group, topic, mode="work", start="first")
         self._consumer.start()
@@ -118,11 +134,10 @@ class Steps:
 def test_a_transcript_shows_what_the_commands_print(
     name: str, broker: BrokerFactory, connect: ConnectionFactory, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    store, settings = tmp_path / "store", {}
+    store = tmp_path / "store"
     if name in USERS:
         set_grants(store, USERS[name])
-        settings = SCRAM
-    running = broker(store=store, settings=settings)
+    running = broker(store=store, settings=SETTINGS.get(name, {}))
     with Cli(tmp_path, running.address, {"FLINTMQ_STORE__PATH": str(store)}) as cli:
         steps = Steps(running, connect, cli)
         functions: dict[str, Step] = {

@@ -121,7 +121,7 @@ class TestCopy:
         with Admin(shared_broker.address) as admin, Producer(shared_broker.address) as producer:
             admin.create_topic(topic, queues=3)
             admin.create_topic(f"{topic}-copy", queues=3)
-            producer.send_bulk(topic, [b"%d" % number for number in range(200_000)])
+            producer.send_bulk(topic, [b"%d" % number for number in range(60_000)])
         process = cli.start("copy", topic, f"{topic}-copy")
         with Consumer(shared_broker.address) as consumer:
             while not any(queue.max_offset for queue in consumer.topic_stats(f"{topic}-copy")):

@@ -67,8 +67,8 @@ class TestDeath:
             raise ZeroDivisionError("a bug")
 
         async def main() -> None:
-            consumer = Consumer(shared_broker.address)
             monkeypatch.setattr("flintmq.client.aio.rpc.Dialer.dial", die)
+            consumer = Consumer(shared_broker.address)
             for _ in range(2):
                 with pytest.raises(ClientFailed, match=r"connecting.*a bug"):
                     await consumer.topic_stats("t")

@@ -112,7 +112,7 @@ def test_a_closed_connection_is_not_listed(broker: BrokerFactory) -> None:
 
 
 def test_an_idle_connection_says_for_how_long(broker: BrokerFactory, connect: ConnectionFactory) -> None:
-    running = broker(settings={"limits.half_frame_timeout_ms": 400})  # the broker then looks every 100 ms
+    running = broker(settings={"net.server:HALF_FRAME_S": 0.4})  # the broker then looks every 100 ms
     connect(running)
     with Admin(running.address) as admin:
         until(lambda: admin.connections()[0].idle_ms >= 300)

@@ -11,8 +11,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from flintmq.client import Admin, Message, Producer
-from tests.conftest import BrokerFactory, RunningBroker
-from tests.console_tools import SAME_SITE, console_of, faults_of, log_in, requests_of
+from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
+from tests.console_tools import SAME_SITE, console_of, faults_of, log_in, make_topics, requests_of
 from tests.security_tools import PASSWORD, broker_with_users
 
 GRANTS: dict[str, list[dict[str, Any]]] = {
@@ -181,11 +181,9 @@ def test_topics_are_listed_filtered_and_created(client: TestClient) -> None:
     assert "orders" not in client.get("/topics?q=bill").text.partition("<tbody>")[2]
 
 
-def test_a_thousand_topics_are_one_page_of_fifty(broker: BrokerFactory) -> None:
+def test_a_thousand_topics_are_one_page_of_fifty(broker: BrokerFactory, connect: ConnectionFactory) -> None:
     running = broker()
-    with Admin(running.address) as admin:
-        for number in range(1000):
-            admin.create_topic(f"t{number:04}", 1)
+    make_topics(connect(running), 1000)
     with console_of(running) as client:
         page = client.get("/topics").text
         assert page.count('<tr id="t-') == 50

@@ -115,7 +115,7 @@ def test_messages_that_retention_deleted_before_the_group_read_them_are_counted(
     running = broker(
         settings={
             "retention.file_reserved_hours": 0,
-            "retention.check_interval_ms": 50,
+            "background.services:RETENTION_CHECK_S": 0.05,
             "retention.delete_when": ";".join(f"{hour:02d}" for hour in range(24)),
         }
     )

@@ -15,7 +15,7 @@ from flintmq.client import Admin, Consumer, Message, Producer
 from flintmq.client.console.pages import PAGES
 from flintmq.protocol import commands
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
-from tests.console_tools import SAME_SITE, console_of, faults_of, log_in, requests_of, text_of
+from tests.console_tools import SAME_SITE, console_of, faults_of, log_in, make_topics, requests_of, text_of
 from tests.dead_letter_tools import bury
 from tests.group_tools import until
 from tests.security_tools import PASSWORD, broker_with_users
@@ -120,9 +120,7 @@ def test_a_filled_broker(broker: BrokerFactory, connect: ConnectionFactory) -> N
 def test_a_million_messages_and_a_thousand_topics(broker: BrokerFactory, connect: ConnectionFactory) -> None:
     running = broker("--flush", "async", settings={"store.commitlog_file_bytes": 256 << 20})
     fill(running, connect, 1_000_000)
-    with Admin(running.address) as admin:
-        for number in range(1000):
-            admin.create_topic(f"t{number}", 1)
+    make_topics(connect(running), 1000)
     with console_of(running) as client:
         check(client, running, of_filled)
 

@@ -182,7 +182,7 @@ def test_marks_are_where_they_are_in_the_log() -> None:
 
 
 def test_the_checkpoint_is_behind_until_the_broker_makes_one(broker: BrokerFactory) -> None:
-    running = broker("--flush", "async", settings={"flush.checkpoint_interval_ms": 3_600_000})
+    running = broker("--flush", "async", settings={"background.services:CHECKPOINT_S": 3_600})
     with Producer(running.address) as producer, console_of(running) as client:
         producer.send(Message("orders", bytes(10_000)))
         until(lambda: re.search(r">checkpoint<.*?in time\">(?!0 s)[\d.]+ m?s<", client.get("/store").text) is not None)

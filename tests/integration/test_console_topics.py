@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Iterator
@@ -12,17 +13,25 @@ import pytest
 from starlette.testclient import TestClient
 
 from flintmq.client import Admin, Consumer, Message, Producer
-from tests.conftest import BrokerFactory, RunningBroker
+from tests.conftest import RunningBroker
 from tests.console_tools import SAME_SITE, console_of, console_process
 from tests.group_tools import until
 
+NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def running(own_broker: RunningBroker) -> RunningBroker:
+    return own_broker
+
 
 @pytest.fixture
-def running(broker: BrokerFactory) -> RunningBroker:
-    made = broker()
-    with Admin(made.address) as admin:
-        admin.create_topic("orders", 3)
-    return made
+def topic(running: RunningBroker) -> str:
+    """Return a topic of the test with three queues."""
+    name = f"orders-{next(NUMBERS)}"
+    with Admin(running.address) as admin:
+        admin.create_topic(name, 3)
+    return name
 
 
 @pytest.fixture
@@ -31,28 +40,28 @@ def client(running: RunningBroker) -> Iterator[TestClient]:
         yield made
 
 
-def test_a_message_is_sent_from_the_form(running: RunningBroker, client: TestClient) -> None:
+def test_a_message_is_sent_from_the_form(running: RunningBroker, client: TestClient, topic: str) -> None:
     form = {"body": "line 1\r\nline 2", "keys": "a b", "tag": "eu", "properties": "x=1\r\ny=a=b\r\n", "queue": "2"}
-    sent = client.post("/topics/orders/send", data=form, headers=SAME_SITE)
-    assert (sent.status_code, sent.headers["location"]) == (303, "/topics/orders/2/0")
-    assert "stored at 2:0" in client.get("/topics/orders/2/0").text
+    sent = client.post(f"/topics/{topic}/send", data=form, headers=SAME_SITE)
+    assert (sent.status_code, sent.headers["location"]) == (303, f"/topics/{topic}/2/0")
+    assert "stored at 2:0" in client.get(f"/topics/{topic}/2/0").text
     with Consumer(running.address) as consumer:
-        message = next(iter(consumer.pull("orders", 2)))
+        message = next(iter(consumer.pull(topic, 2)))
         assert message.body == b"line 1\nline 2"
         assert (message.keys, message.tags) == (("a", "b"), "eu")
         assert message.user_properties == {"x": "1", "y": "a=b"}
 
 
-def test_a_topic_is_changed_and_deleted_by_its_name(running: RunningBroker, client: TestClient) -> None:
+def test_a_topic_is_changed_and_deleted_by_its_name(running: RunningBroker, client: TestClient, topic: str) -> None:
     form = {"queues": "5", "read": "1", "hours": "48", "bytes": "0"}
-    assert client.post("/topics/orders/config", data=form, headers=SAME_SITE).status_code == 303
+    assert client.post(f"/topics/{topic}/config", data=form, headers=SAME_SITE).status_code == 303
     with Admin(running.address) as admin:
-        config = admin.topics()["orders"]
+        config = admin.topics()[topic]
         assert (config.queues, config.perm, config.retention_hours) == (5, 4, 48)
-        assert client.post("/topics/orders/delete", data={"name": "order"}, headers=SAME_SITE).status_code == 400
-        assert "orders" in admin.topics()
-        assert client.post("/topics/orders/delete", data={"name": "orders"}, headers=SAME_SITE).status_code == 303
-        assert "orders" not in admin.topics()
+        assert client.post(f"/topics/{topic}/delete", data={"name": "order"}, headers=SAME_SITE).status_code == 400
+        assert topic in admin.topics()
+        assert client.post(f"/topics/{topic}/delete", data={"name": topic}, headers=SAME_SITE).status_code == 303
+        assert topic not in admin.topics()
 
 
 class Stream:
@@ -82,13 +91,13 @@ class Stream:
         return sum(event["skipped"] for event in self.events)
 
 
-def test_the_live_view_shows_what_arrives(running: RunningBroker) -> None:
+def test_the_live_view_shows_what_arrives(running: RunningBroker, topic: str) -> None:
     with console_process(running) as url, Producer(running.address) as producer:
-        producer.send(Message("orders", b"before"))
-        stream = Stream(f"{url}/topics/orders/live/stream")
-        selected = Stream(f"{url}/topics/orders/live/stream?tag=eu")
+        producer.send(Message(topic, b"before"))
+        stream = Stream(f"{url}/topics/{topic}/live/stream")
+        selected = Stream(f"{url}/topics/{topic}/live/stream?tag=eu")
         for number in range(10):
-            producer.send(Message("orders", b"%d" % number, tags="eu" if number % 2 else "us"))
+            producer.send(Message(topic, b"%d" % number, tags="eu" if number % 2 else "us"))
         until(lambda: len(stream.shown) == 11)
         assert stream.shown == ["before", *map(str, range(10))]
         until(lambda: len(selected.shown) == 5)
@@ -98,14 +107,14 @@ def test_the_live_view_shows_what_arrives(running: RunningBroker) -> None:
     assert selected.ended.wait(60)
 
 
-def test_live_views_of_one_user_that_look_together_show_each_message_once(running: RunningBroker) -> None:
+def test_live_views_of_one_user_that_look_together_show_each_message_once(running: RunningBroker, topic: str) -> None:
     with console_process(running) as url, Producer(running.address) as producer:
-        streams = [Stream(f"{url}/topics/orders/live/stream") for _ in range(3)]
+        streams = [Stream(f"{url}/topics/{topic}/live/stream") for _ in range(3)]
         for number in range(60):
-            producer.send(Message("orders", b"%d" % number))
+            producer.send(Message(topic, b"%d" % number))
             if number == 30:
                 until(lambda: bool(streams[0].shown))
-                streams.append(Stream(f"{url}/topics/orders/live/stream"))
+                streams.append(Stream(f"{url}/topics/{topic}/live/stream"))
         for stream in streams:
             until(lambda stream=stream: stream.shown[-1:] == ["59"])  # type: ignore[misc] # binds the loop's stream
         counts = [len(stream.shown) + stream.skipped for stream in streams]
@@ -114,27 +123,27 @@ def test_live_views_of_one_user_that_look_together_show_each_message_once(runnin
             assert stream.shown == sorted(set(stream.shown), key=int)
 
 
-def test_a_flood_is_counted_and_not_shown(running: RunningBroker) -> None:
+def test_a_flood_is_counted_and_not_shown(running: RunningBroker, topic: str) -> None:
     with console_process(running) as url, Producer(running.address) as producer:
-        stream = Stream(f"{url}/topics/orders/live/stream")
+        stream = Stream(f"{url}/topics/{topic}/live/stream")
         for _ in range(20):
-            producer.send_bulk("orders", [b"x" * 50] * 5_000)
+            producer.send_bulk(topic, [b"x" * 50] * 5_000)
         until(lambda: len(stream.shown) + stream.skipped == 100_000)
         assert all(len(event["rows"]) <= 50 for event in stream.events)
 
 
-def test_streams_are_few(running: RunningBroker) -> None:
+def test_streams_are_few(running: RunningBroker, topic: str) -> None:
     with console_process(running) as url:
-        streams = [Stream(f"{url}/topics/orders/live/stream") for _ in range(4)]
-        assert httpx2.get(f"{url}/topics/orders/live/stream").status_code == 429
+        streams = [Stream(f"{url}/topics/{topic}/live/stream") for _ in range(4)]
+        assert httpx2.get(f"{url}/topics/{topic}/live/stream").status_code == 429
         assert len(streams) == 4
 
 
-def test_a_stream_that_the_browser_leaves_is_no_longer_counted(running: RunningBroker) -> None:
+def test_a_stream_that_the_browser_leaves_is_no_longer_counted(running: RunningBroker, topic: str) -> None:
     with console_process(running) as url:
         for _ in range(6):
-            with httpx2.stream("GET", f"{url}/topics/orders/live/stream", timeout=60) as response:
+            with httpx2.stream("GET", f"{url}/topics/{topic}/live/stream", timeout=60) as response:
                 assert response.status_code == 200
                 next(response.iter_lines())
             # The next one is accepted as soon as the console has noticed.
-            until(lambda: httpx2.get(f"{url}/topics/orders").status_code == 200)
+            until(lambda: httpx2.get(f"{url}/topics/{topic}").status_code == 200)

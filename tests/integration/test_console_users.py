@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from flintmq.client import Admin, AuthenticationFailed, NoPermission
+from flintmq.client import Admin, AuthenticationFailed
 from flintmq.client.console.pages import users
 from tests.conftest import BrokerFactory, RunningBroker
 from tests.console_tools import SAME_SITE, console_of, faults_of, log_in, text_of
@@ -130,29 +130,27 @@ def test_rights_are_granted_and_revoked_one_by_one(client: TestClient, admin: Ad
     assert rights_of(admin, "shop") == [{"actions": ["publish"], "topic": "orders"}]
 
 
-@pytest.mark.parametrize(
-    ("path", "form", "words"),
-    [
-        ("grant", {"right": "publish"}, "type the name of the topic"),
-        ("grant", {"right": "everything"}, "choose a right"),
-        ("grant", {"right": "publish", "name": "a*"}, "topic a*"),
-        ("grant", {"right": "publish", "name": "%RETRY%", "prefix": "1"}, "covers nothing"),
-        ("revoke", {"kind": "topic", "name": "bills", "prefix": "0", "action": "publish"}, "there is no grant"),
-        ("revoke", {"kind": "shape", "name": "bills", "prefix": "0", "action": "publish"}, "nothing was revoked"),
-        ("revoke", {"name": "orders"}, "nothing was revoked"),
-        ("delete", {"name": "shopp"}, "type the name of the user"),
-        ("password", {"name": ""}, "type the name of the user"),
-        ("keys/remove", {"key": "unknown-key"}, "unknown-key"),
-    ],
-)
-def test_a_wrong_change_is_refused(
-    client: TestClient, admin: Admin, path: str, form: dict[str, str], words: str
-) -> None:
+WRONG: list[tuple[str, dict[str, str], str]] = [
+    ("grant", {"right": "publish"}, "type the name of the topic"),
+    ("grant", {"right": "everything"}, "choose a right"),
+    ("grant", {"right": "publish", "name": "a*"}, "topic a*"),
+    ("grant", {"right": "publish", "name": "%RETRY%", "prefix": "1"}, "covers nothing"),
+    ("revoke", {"kind": "topic", "name": "bills", "prefix": "0", "action": "publish"}, "there is no grant"),
+    ("revoke", {"kind": "shape", "name": "bills", "prefix": "0", "action": "publish"}, "nothing was revoked"),
+    ("revoke", {"name": "orders"}, "nothing was revoked"),
+    ("delete", {"name": "shopp"}, "type the name of the user"),
+    ("password", {"name": ""}, "type the name of the user"),
+    ("keys/remove", {"key": "unknown-key"}, "unknown-key"),
+]
+
+
+def test_a_wrong_change_is_refused(client: TestClient, admin: Admin) -> None:
     before = admin.users()
-    refused = change(client, f"/users/shop/{path}", **form)
-    assert refused.status_code in (400, 404)
-    assert words in text_of(refused.text)
-    assert faults_of(refused.text) == []
+    for path, form, words in WRONG:
+        refused = change(client, f"/users/shop/{path}", **form)
+        assert refused.status_code in (400, 404), (path, form)
+        assert words in text_of(refused.text)
+        assert faults_of(refused.text) == []
     assert admin.users() == before
 
 
@@ -232,11 +230,6 @@ def test_only_administrators_and_consoles_that_change_things_offer_users(running
             for path, form in CHANGES:
                 assert change(client, path, **form).status_code == 403, path
     assert admin.users() == before
-
-
-def test_the_broker_itself_refuses_who_is_no_administrator(running: RunningBroker) -> None:
-    with Admin(running.address, user="viewer", password=PASSWORD) as own, pytest.raises(NoPermission):
-        own.users("shop")
 
 
 def test_a_broker_without_users_has_none_to_show(broker: BrokerFactory) -> None:

@@ -24,7 +24,7 @@ from tests.conftest import RunningBroker
 ROUNDS = int(os.environ.get("FLINTMQ_KILL_ROUNDS", "2"))
 TOPIC = "later"
 QUEUES = 2
-SETTINGS = {"flush.checkpoint_interval_ms": 100, "topics.default_queues": QUEUES}
+SETTINGS = {"background.services:CHECKPOINT_S": 0.1, "topics.default_queues": QUEUES}
 
 
 def send_until_it_ends(address: str, name: str, chance: random.Random, sent: set[bytes], count: int) -> None:

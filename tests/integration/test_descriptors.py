@@ -22,16 +22,17 @@ UNITS_A_FILE = 2
 
 
 def with_descriptors(count: int) -> tuple[str, str]:
-    """Return the Python arguments that start a broker with so many descriptors."""
+    """Return the Python arguments that start a broker with so many descriptors, and with checkpoints at once."""
     return (
         "-c",
-        f"import resource, runpy; resource.setrlimit(resource.RLIMIT_NOFILE, ({count}, {count})); "
+        "import resource, runpy; from flintmq.broker.background import services; services.CHECKPOINT_S = 0.1; "
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({count}, {count})); "
         "runpy.run_module('flintmq.broker.app.daemon', run_name='__main__', alter_sys=True)",
     )
 
 
 LIMITED = with_descriptors(DESCRIPTORS)
-SETTINGS = {"store.consumequeue_file_bytes": 20 * UNITS_A_FILE, "flush.checkpoint_interval_ms": 100}
+SETTINGS = {"store.consumequeue_file_bytes": 20 * UNITS_A_FILE}
 
 
 def places() -> list[tuple[str, int]]:

@@ -137,7 +137,7 @@ def test_a_group_at_expired_messages_is_moved_forward_with_an_event(
     running = broker(
         settings={
             "retention.file_reserved_hours": 0,
-            "retention.check_interval_ms": 50,
+            "background.services:RETENTION_CHECK_S": 0.05,
             "retention.delete_when": ";".join(f"{hour:02d}" for hour in range(24)),
         }
     )

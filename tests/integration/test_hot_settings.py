@@ -193,13 +193,6 @@ def commit_as(group: str, peer: RawConnection) -> Answer:
     return peer.call(commands.UPDATE_CONSUMER_OFFSET, fields, commands.CONSUMER_OFFSET_STRUCT.pack(0, 0))
 
 
-def check_half_frame(running: RunningBroker, peer: RawConnection, connect: Connect) -> None:
-    slow = connect(running)
-    change(peer, {"limits.half_frame_timeout_ms": 50}).raise_for_error()
-    slow.send_bytes(b"\x00\x00\x01")
-    assert "limits.half_frame_timeout_ms, 50 ms" in slow.receive().fields["message"]
-
-
 def check_idle(running: RunningBroker, peer: RawConnection, connect: Connect) -> None:
     idle = connect(running)
     change(peer, {"limits.idle_timeout_ms": 100}).raise_for_error()
@@ -236,17 +229,13 @@ def grow_until_a_file_goes(peer: RawConnection) -> None:
 def check_retention(running: RunningBroker, peer: RawConnection, connect: Connect) -> None:
     """Retention deletes a file that would have stayed; each of these settings is needed for that."""
     hours = ";".join(f"{hour:02d}" for hour in range(24))
-    change(
-        peer, {"retention.check_interval_ms": 50, "retention.file_reserved_hours": 0, "retention.delete_when": hours}
-    ).raise_for_error()
+    change(peer, {"retention.file_reserved_hours": 0, "retention.delete_when": hours}).raise_for_error()
     grow_until_a_file_goes(peer)
 
 
 def check_refuse_percent(running: RunningBroker, peer: RawConnection, connect: Connect) -> None:
     """These two settings make the disk count as full; setting them back ends that."""
-    change(
-        peer, {"retention.check_interval_ms": 50, "retention.disk_refuse_percent": 1, "retention.headroom_bytes": 2**60}
-    ).raise_for_error()
+    change(peer, {"retention.disk_refuse_percent": 1, "retention.headroom_bytes": 2**60}).raise_for_error()
 
     def refusal() -> str:
         info = peer.runtime_info()
@@ -261,7 +250,7 @@ def check_refuse_percent(running: RunningBroker, peer: RawConnection, connect: C
 def check_forced(running: RunningBroker, peer: RawConnection, connect: Connect) -> None:
     """The oldest file goes although it is young, because the disk counts as full."""
     percent = {"disk_force_percent": 1, "disk_clean_percent": 100, "disk_refuse_percent": 100}
-    others = {"check_interval_ms": 50, "headroom_bytes": 2**60, "file_reserved_hours": 1000}
+    others = {"headroom_bytes": 2**60, "file_reserved_hours": 1000}
     change(peer, {f"retention.{name}": value for name, value in (percent | others).items()}).raise_for_error()
     grow_until_a_file_goes(peer)
 
@@ -270,7 +259,7 @@ def check_clean(running: RunningBroker, peer: RawConnection, connect: Connect) -
     """An old enough file goes outside its hour, because the disk counts as rather full."""
     percent = {"disk_force_percent": 100, "disk_clean_percent": 1, "disk_refuse_percent": 100}
     never_now = f"{(time.localtime().tm_hour + 12) % 24:02d}"
-    others = {"headroom_bytes": 2**60, "file_reserved_hours": 0, "delete_when": never_now, "check_interval_ms": 50}
+    others = {"headroom_bytes": 2**60, "file_reserved_hours": 0, "delete_when": never_now}
     change(peer, {f"retention.{name}": value for name, value in (percent | others).items()}).raise_for_error()
     grow_until_a_file_goes(peer)
 
@@ -301,10 +290,9 @@ CHECKS: dict[str, Callable[[RunningBroker, RawConnection, Connect], None]] = {
     "limits.held_pulls_max, limits.held_pulls_per_connection_max": check_held_pulls,
     "limits.groups_max": check_groups_max,
     "limits.committed_offsets_max": check_committed_offsets_max,
-    "limits.half_frame_timeout_ms": check_half_frame,
     "limits.idle_timeout_ms": check_idle,
     "limits.slow_reader_timeout_ms": check_slow_reader,
-    "retention.file_reserved_hours, retention.delete_when, retention.check_interval_ms": check_retention,
+    "retention.file_reserved_hours, retention.delete_when": check_retention,
     "retention.disk_refuse_percent, retention.headroom_bytes": check_refuse_percent,
     "retention.disk_force_percent": check_forced,
     "retention.disk_clean_percent": check_clean,

@@ -257,7 +257,11 @@ def test_a_broker_that_serves_is_well_and_ready(shared_broker: RunningBroker) ->
 def test_a_disk_that_is_too_full_shows_as_not_ready_and_still_well(
     broker: BrokerFactory, connect: ConnectionFactory
 ) -> None:
-    full = {"retention.disk_refuse_percent": 1, "retention.headroom_bytes": 2**60, "retention.check_interval_ms": 20}
+    full = {
+        "retention.disk_refuse_percent": 1,
+        "retention.headroom_bytes": 2**60,
+        "background.services:RETENTION_CHECK_S": 0.02,
+    }
     running = broker(settings=full)
     connection = connect(running)
     deadline = time.monotonic() + TIMEOUT_S

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from flintmq.broker.metrics.http import CONNECTIONS_MAX, HEAD_BYTES_MAX
+from flintmq.broker.metrics.endpoint import CONNECTIONS_MAX, HEAD_BYTES_MAX
 from flintmq.protocol import commands
 from flintmq.protocol.errors import SUCCESS
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker

@@ -92,7 +92,8 @@ def test_a_command_is_refused_without_each_of_its_grants_and_served_with_exactly
     # A member of an earlier case leaves a while after its connection.
     until(lambda: admin.runtime_info()["group_members"] == 0, "no member is left")
     before = everything(admin)
-    for missing in [-1, *range(len(case.needs))]:
+    # What a rule judges is tested without a broker, in `tests/unit/test_permissions.py`.
+    for missing in [-1, *(() if case.is_judged_by_its_rule else range(len(case.needs)))]:
         user = user_of(name, missing)
         peer = log_in(user)
         answer = peer.call(case.command, prepared.fields, prepared.body)

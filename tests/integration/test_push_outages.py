@@ -11,7 +11,7 @@ from flintmq.client import Admin, Consumer, Message, Producer, PushConsumer, Sto
 from tests.conftest import BrokerFactory
 from tests.group_tools import WAIT_SECONDS, until
 
-NEVER_PERSISTED = {"flush.checkpoint_interval_ms": 3_600_000}
+NEVER_PERSISTED = {"background.services:CHECKPOINT_S": 3_600}
 
 
 def test_offsets_lost_by_a_killed_broker_are_committed_again_without_new_messages(broker: BrokerFactory) -> None:
@@ -87,7 +87,7 @@ def test_a_message_that_fails_and_that_retention_took_is_tried_here_and_given_up
     running = broker(
         settings={
             "retention.file_reserved_hours": 0,
-            "retention.check_interval_ms": 50,
+            "background.services:RETENTION_CHECK_S": 0.05,
             "retention.delete_when": ";".join(f"{hour:02d}" for hour in range(24)),
         }
     )

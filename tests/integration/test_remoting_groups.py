@@ -207,7 +207,7 @@ def test_a_live_group_is_not_deleted(consumer: RemotingConsumer, admin: Admin, t
         admin.delete_group(group)
     consumer.model = "BROADCASTING"
     consumer.beat(topic)
-    with pytest.raises(InvalidParameter, match="1 live members"):
+    with pytest.raises(InvalidParameter, match="1 live member;"):
         admin.delete_group(group)
     consumer.leave()
     admin.delete_group(group)

@@ -15,7 +15,11 @@ from tests.overload_tools import soon
 from tests.tools_runs import tool
 
 EVERY_HOUR = ";".join(f"{hour:02}" for hour in range(24))
-SOON = {"retention.file_reserved_hours": 0, "retention.delete_when": EVERY_HOUR, "retention.check_interval_ms": 20}
+SOON = {
+    "retention.file_reserved_hours": 0,
+    "retention.delete_when": EVERY_HOUR,
+    "background.services:RETENTION_CHECK_S": 0.02,
+}
 LONG_S = 120.0
 HOUR_MS = 3_600_000
 NO_DISK_RULE = {"retention.headroom_bytes": 0}
@@ -120,7 +124,11 @@ def test_messages_are_refused_on_a_full_disk_and_reads_continue(broker: BrokerFa
     fill(running, 1)
     assert running.stop() == 0
     # Any machine's disk is fuller than this, and has less free space than this.
-    full = {"retention.disk_refuse_percent": 1, "retention.headroom_bytes": 2**60, "retention.check_interval_ms": 20}
+    full = {
+        "retention.disk_refuse_percent": 1,
+        "retention.headroom_bytes": 2**60,
+        "background.services:RETENTION_CHECK_S": 0.02,
+    }
     again = broker(store=running.store, settings={**full, "retention.disk_force_percent": 100})
     with Producer(again.address, delivery_timeout=0.5) as producer:
         refused = None
@@ -135,7 +143,7 @@ def test_messages_are_refused_on_a_full_disk_and_reads_continue(broker: BrokerFa
 
 
 def test_a_topic_keeps_its_newest_bytes_and_a_group_is_moved_on(broker: BrokerFactory, tmp_path: Path) -> None:
-    running = broker(settings={"retention.check_interval_ms": 20})
+    running = broker(settings={"background.services:RETENTION_CHECK_S": 0.02})
     with Admin(running.address) as admin, Producer(running.address, compress_over=None) as producer:
         admin.create_topic("orders", queues=1)
         admin.create_topic("limited", queues=1, retention_bytes=100_000)

@@ -349,7 +349,7 @@ def test_clients_at_once_do_not_disturb_each_other(broker: Factory, connect: Con
 
 def test_a_pipelining_client_that_reads_late_gets_every_answer(broker: Factory, connect: Connect) -> None:
     running = broker(
-        settings={"limits.write_buffer_bytes_max": 10_000, "limits.connection_in_flight_bytes_max": 20_000}
+        settings={"net.connection:WRITE_BUFFER_BYTES_MAX": 10_000, "limits.connection_in_flight_bytes_max": 20_000}
     )
     connection = connect(running)
     frames = [

@@ -27,7 +27,7 @@ from flintmq.client import (
 from flintmq.client.core.consume.requests import max_offset
 from flintmq.client.core.rpc.access import AccessOptions
 from flintmq.client.spark.brokers import caller_of, parse_bootstrap
-from flintmq.client.sync.pool import Asker
+from flintmq.client.sync.arrow import Asker
 from tests.cli_tools import Cli, Done
 from tests.client_drivers import Clients
 from tests.conftest import BrokerFactory, RunningBroker

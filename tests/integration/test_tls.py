@@ -319,7 +319,7 @@ class TestHandshakes:
     def test_a_client_that_does_not_take_its_responses_is_not_served_and_then_closed(
         self, broker: BrokerFactory, authority: Authority
     ) -> None:
-        limits = {"limits.write_buffer_bytes_max": 65_536, "limits.slow_reader_timeout_ms": 500}
+        limits = {"net.connection:WRITE_BUFFER_BYTES_MAX": 65_536, "limits.slow_reader_timeout_ms": 500}
         running = broker(settings={**authority.issue("lazy").broker_settings, **limits})
         with Producer(running.address, tls=authority.path, compress_over=None) as producer:
             producer.send_bulk("orders", [b"x" * 10_000] * 200, queue=0)

@@ -417,7 +417,7 @@ class TestChecks:
         self, broker: BrokerFactory, connect: ConnectionFactory, who: str
     ) -> None:
         settings = {"transactions.timeout_ms": 20, "transactions.check_interval_ms": NEVER_MS}
-        running = broker(settings={**settings, "limits.write_buffer_bytes_max": 64 * 1024})
+        running = broker(settings={**settings, "net.connection:WRITE_BUFFER_BYTES_MAX": 64 * 1024})
         connection = connect(running)
         producer = CheckedProducer(connect(running), "asleep")
         for place in range(60):

@@ -403,7 +403,7 @@ def test_a_consumer_that_never_waits_gets_messages_at_its_next_call(
 
 
 def test_a_retry_that_cannot_be_stored_says_why(broker: BrokerFactory, connect: ConnectionFactory) -> None:
-    running = broker(settings={"retention.check_interval_ms": 20})
+    running = broker(settings={"background.services:RETENTION_CHECK_S": 0.02})
     peer = connect(running)
     peer.produce("work", b"x", queue=0).raise_for_error()
     fields = {"group": "work", "topic": "work"}

@@ -8,11 +8,11 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flintmq.client.spark.java import find_java
+from flintmq.client.spark.java import find_java, home_for_start
 
 START_TIMEOUT_S = 90.0
 
@@ -107,18 +107,19 @@ def running_cluster(folder: Path, environment: dict[str, str], workers: int) -> 
     """Yield a cluster with so many workers; all its processes have ended afterwards."""
     import pyspark
 
+    stack = ExitStack()
+    java_home = stack.enter_context(home_for_start(find_java(), hides_spark_home=False))
     variables = {
-        "JAVA_HOME": str(find_java().home),
+        "JAVA_HOME": str(java_home),
         "SPARK_HOME": str(Path(pyspark.__file__).parent),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1",
     }
     cluster = Cluster(folder, {**environment, **variables})
-    try:
+    with stack:
+        stack.callback(cluster.stop)
         cluster.start_master()
         for _ in range(workers):
             cluster.start_worker()
         yield cluster
-    finally:
-        cluster.stop()

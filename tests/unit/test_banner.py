@@ -10,8 +10,7 @@ import pytest
 
 from flintmq.broker.app.daemon import _load_kernels
 from flintmq.broker.app.output import Banner
-from flintmq.broker.config import Settings
-from flintmq.broker.config_sources import load_settings
+from flintmq.broker.config import Settings, load_settings
 from flintmq.broker.kernels import SERVING_MODULES
 from flintmq.broker.store import RecoveryReport
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flintmq.broker.store.files.checksummed import FOREVER, OPEN, ChecksummedRanges
+from flintmq.broker.store.tables.store_state import FOREVER, OPEN, ChecksummedRanges
 
 
 def test_a_range_begins_when_the_option_is_enabled_and_ends_when_it_is_disabled() -> None:

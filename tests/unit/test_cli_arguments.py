@@ -225,14 +225,6 @@ class TestContexts:
         with pytest.raises(ConfigurationError, match=rf"contexts\.toml: context 'prod'.*{said}"):
             Contexts.load()
 
-    def test_a_removed_context_is_no_longer_in_use(self, home: Path) -> None:
-        contexts = Contexts.load()
-        contexts.add("prod", "a:1")
-        contexts.current = "prod"
-        contexts.remove("prod")
-        contexts.save()
-        assert Contexts.load() == Contexts(contexts_path())
-
     @pytest.mark.parametrize("name", ["", "a b", "a.b", 'x"', "é", "x" * 65])
     def test_an_invalid_name_is_refused(self, home: Path, name: str) -> None:
         with pytest.raises(ConfigurationError, match="is not a valid context name"):
@@ -242,12 +234,6 @@ class TestContexts:
     def test_an_invalid_broker_address_is_refused(self, home: Path, broker: str) -> None:
         with pytest.raises((ConfigurationError, InvalidArgument), match="broker address"):
             Contexts.load().add("prod", broker)
-
-    def test_the_error_for_an_unknown_context_lists_the_existing_ones(self, home: Path) -> None:
-        contexts = Contexts.load()
-        contexts.add("prod", "a:1")
-        with pytest.raises(ConfigurationError, match=r"no context 'prd' in .*contexts\.toml; existing contexts: prod"):
-            contexts.broker_of("prd")
 
     @pytest.mark.parametrize("text", ["current = ", "[contexts.prod]\n", "[contexts]\nprod = 1", "\xff"])
     def test_a_broken_file_is_named(self, home: Path, text: str) -> None:
@@ -312,10 +298,3 @@ class TestBrokerAddress:
         monkeypatch.setenv("FLINTMQ_BROKER", "a:1,b")
         assert [str(address) for address in parse_addresses(None)] == ["a:1", "b:10911"]
         assert [str(address) for address in parse_addresses("c:2")] == ["c:2"]
-
-    def test_a_missing_context_in_use_is_reported(self, home: Path) -> None:
-        contexts = Contexts.load()
-        contexts.current = "prod"
-        contexts.save()
-        with pytest.raises(ConfigurationError, match="no context 'prod'"):
-            _ = BrokerChoice().addresses

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.addresses import is_loopback, parse_address
-from flintmq.broker.config import FIELDS, Settings, valid_values
-from flintmq.broker.config_sources import FIXED, PACKAGED_FILE, load_settings
+from flintmq.broker.config import FIELDS, FIXED, PACKAGED_FILE, Settings, load_settings, valid_values
 from flintmq.broker.store.settings import StoreSettings
 from flintmq.protocol.errors import ConfigurationError
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from flintmq.client import ConnectionFailed, endpoint
 from flintmq.client.core.client_guard import Guard
+from flintmq.client.core.consume.requests import max_offset
 from flintmq.client.core.rpc.access import NO_ACCESS
 from flintmq.client.core.rpc.address import Address
+from flintmq.client.core.rpc.operation import Operation
+from flintmq.client.core.rpc.session import Answer
 from flintmq.client.endpoint import ConnectionLog
-from flintmq.client.sync.pool import Caller, Dialer
+from flintmq.client.sync.rpc import Caller, Dialer
 from flintmq.protocol.errors import AuthenticationFailed, SystemBusy
 
 THERE = Address("127.0.0.1", 10911)
@@ -92,20 +96,23 @@ def test_a_busy_broker_and_a_flapping_connection_do_not_flood_the_log(
     assert said.events == [endpoint.LOST]
 
 
-def test_a_retried_call_logs_its_name_and_the_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_retried_call_logs_its_name_and_the_error(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = ConnectionLog("Admin")
     caller = Caller(Dialer((THERE,), NO_ACCESS, log), Guard("Admin"), 60.0)
     refusals = [SystemBusy("too many requests"), SystemBusy("too many requests")]
 
-    def attempt() -> str:
+    def exchange(operation: Operation[Any], deadline: float) -> Answer:
         if refusals:
             raise refusals.pop()
-        return "done"
+        return Answer(1, 0, {"offset": 7}, b"")
 
+    monkeypatch.setattr(caller.pool, "exchange", exchange)
     with caplog.at_level(logging.INFO, "flintmq"):
-        assert caller.retry("CREATE_TOPIC", attempt, caller.deadline(None)) == "done"
+        assert caller.call(max_offset("t", 0), caller.deadline(None)) == 7
     assert [event_of(record) for record in caplog.records] == [endpoint.RETRIED] * 2
-    assert caplog.text.count("Admin: retrying CREATE_TOPIC: too many requests") == 2
+    assert caplog.text.count("Admin: retrying GET_MAX_OFFSET: too many requests") == 2
 
 
 def test_a_group_member_logs_a_lost_connection_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,6 @@ from flintmq.protocol.frames import (
     FRAME_BYTES_MAX,
     HEADER_BYTES_MAX,
     INITIAL_BUFFER_BYTES,
-    ONE_WAY,
     REQUEST,
     RESPONSE,
     Frame,
@@ -68,34 +67,9 @@ def test_a_frame_is_two_lengths_a_msgpack_header_and_the_body() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", [REQUEST, RESPONSE, ONE_WAY])
-def test_an_encoded_frame_is_parsed_unchanged(kind: int) -> None:
-    fields = {"text": "заказ", "number": -(2**63), "large": 2**63 - 1, "yes": True, "nothing": None, "list": (1, 2)}
-    [frame] = feed(FrameParser(), encode_frame(kind, 1000, 2**31 - 1, fields, b"\x00" * 100))
-    assert frame == (kind, 1000, 2**31 - 1, fields, b"\x00" * 100)
-
-
 def test_the_head_announces_a_body_that_is_sent_separately() -> None:
     head = encode_head(RESPONSE, 0, 5, {"count": 2}, 3)
     assert feed(FrameParser(), head + b"abc") == [(RESPONSE, 0, 5, {"count": 2}, b"abc")]
-
-
-def test_pipelined_frames_come_out_in_order_for_any_split() -> None:
-    data = b"".join(encode_frame(REQUEST, 11, number, {"n": number}, b"x" * number * 37) for number in range(100))
-    whole = feed(FrameParser(), data)
-    assert [frame[2] for frame in whole] == list(range(100))
-    for piece_bytes in (1, 2, 3, 7, 4096):
-        assert feed(FrameParser(), data, piece_bytes) == whole
-
-
-def test_an_incomplete_frame_is_no_frame() -> None:
-    data = encode_frame(REQUEST, 11, 1, {"topic": "t"}, b"body")
-    for cut in range(len(data)):
-        parser = FrameParser()
-        assert feed(parser, data[:cut]) == []
-        assert parser.pending_bytes == cut
-        assert len(feed(parser, data[cut:])) == 1
-        assert parser.pending_bytes == 0
 
 
 @pytest.mark.parametrize("arrived", [4, 8, 100])

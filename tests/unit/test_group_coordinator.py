@@ -128,7 +128,7 @@ def test_a_disabled_group_cannot_be_joined(groups: GroupCoordinator, store: Mess
 
 def test_a_running_group_is_named_with_its_members(groups: GroupCoordinator) -> None:
     beat(groups, "a", FakeRemote())
-    with pytest.raises(GroupRunning, match=r"1 live members \(a\)"):
+    with pytest.raises(GroupRunning, match=r"1 live member \(a\)"):
         groups.check_idle("g", "wait")
     groups.check_idle("other", "wait")
 

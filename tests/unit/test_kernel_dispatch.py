@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from flintmq.broker.kernels import dispatch as kernel
+from flintmq.protocol.storage.arrays.crc32 import crc32
 from flintmq.protocol.storage.javahash import java_hash
 from flintmq.protocol.storage.layout import MAGIC_BLANK, PROPERTIES_BYTES_MAX, RECORD, UNIT, SysFlag
 from flintmq.protocol.storage.record import Record, encode_host
@@ -193,3 +194,16 @@ def test_every_reason_to_stop_for_damage_has_a_name() -> None:
     }
     assert damage <= set(kernel.BAD_NAMES)
     assert not {kernel.DONE, kernel.BLANK, kernel.NEW_QUEUE, kernel.GAP, kernel.FULL} & set(kernel.BAD_NAMES)
+
+
+def test_kernels_give_plain_integers() -> None:
+    """NumPy integers would end up in snapshots and responses, and neither JSON nor msgpack accepts them."""
+    log = fenced(write_log([a_record()])).array
+    parts, state = np.zeros(kernel.PARTS, np.int64), np.zeros(kernel.STATE, np.int64)
+    found = [
+        *kernel.scan(log, 0, len(log), 0, parts, state),
+        kernel.locate(log, 0, len(log), 0, parts),
+        crc32(log, 0, len(log)),
+    ]
+    assert found[:3] == [kernel.DONE, len(log), kernel.DONE]
+    assert {type(each) for each in found} == {int}

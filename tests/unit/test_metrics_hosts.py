@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flintmq.broker.metrics.http import Hosts
+from flintmq.broker.metrics.endpoint import Hosts
 
 HERE = "10.1.2.3"
 

@@ -8,6 +8,7 @@ import pytest
 
 from flintmq.broker.delivery.groups.consumer_clients import ClientOwners
 from flintmq.broker.delivery.groups.producer_groups import ProducerGroups
+from flintmq.broker.remoting.registry import ROWS
 from flintmq.broker.security.users import REMEMBERED_MAX, AccessTable, UserRights
 from flintmq.protocol.auth.permissions import (
     ACTIONS,
@@ -23,88 +24,15 @@ from flintmq.protocol.auth.permissions import (
     Need,
     Permissions,
 )
+from flintmq.protocol.commands import COMMANDS
 from flintmq.protocol.errors import ConfigurationError, NoPermission
-from flintmq.protocol.names import SYSTEM_TOPICS
-from flintmq.protocol.storage.delivery import UNREADABLE_TOPICS, dead_letter_topic, retry_topic
+from tests.generated_tables import REQUEST_NAMES
+from tests.permission_cases import BY_NAME
 from tests.remotes import FakeRemote
-
-OWN_TOPICS = sorted(
-    {
-        *SYSTEM_TOPICS,
-        *UNREADABLE_TOPICS,
-        "rmq_sys_anything",
-        "RMQ_SYS_ANYTHING",
-        retry_topic("billing"),
-        dead_letter_topic("billing"),
-    }
-)
 
 
 def permissions(*grants: dict[str, Any]) -> Permissions:
     return Permissions.parse(list(grants), "u")
-
-
-def test_without_grants_nothing_is_allowed() -> None:
-    nothing = permissions()
-    for action in ACTIONS:
-        for kind, name in ((TOPIC, "orders"), (GROUP, "billing"), (BROKER, "")):
-            assert not nothing.allows(action, kind, name)
-            assert not nothing.sees(kind, name)
-
-
-@pytest.mark.parametrize("action", ACTIONS)
-def test_a_literal_grant_is_for_that_name_and_that_action_alone(action: str) -> None:
-    granted = permissions({"actions": [action], "topic": "orders"})
-    allowed = {other for other in ACTIONS if granted.allows(other, TOPIC, "orders")}
-    assert allowed == {action} | ({QUERY} if action == CONSUME else set())
-    for kind, name in ((TOPIC, "orders2"), (TOPIC, "order"), (TOPIC, "Orders"), (TOPIC, ""), (GROUP, "orders")):
-        assert not granted.allows(action, kind, name)
-    assert not granted.allows(action, BROKER)
-
-
-def test_a_prefix_covers_names_that_begin_with_it() -> None:
-    granted = permissions({"actions": ["publish"], "topicPrefix": "flights-"})
-    assert granted.allows(PUBLISH, TOPIC, "flights-")
-    assert granted.allows(PUBLISH, TOPIC, "flights-jfk")
-    assert not granted.allows(PUBLISH, TOPIC, "flights")
-    assert not granted.allows(PUBLISH, TOPIC, "my-flights-")
-
-
-@pytest.mark.parametrize("prefix", ["", "%", "R", "r", "S", "O", "T", "%D", "%R", "rmq", "RMQ"])
-@pytest.mark.parametrize("name", OWN_TOPICS)
-def test_no_prefix_covers_a_topic_of_the_broker(prefix: str, name: str) -> None:
-    granted = permissions({"actions": list(ACTIONS), "topicPrefix": prefix})
-    assert not any(granted.allows(action, TOPIC, name) for action in ACTIONS)
-    assert not granted.sees(TOPIC, name)
-    assert granted.allows(PUBLISH, TOPIC, f"{prefix}x")
-
-
-@pytest.mark.parametrize("name", OWN_TOPICS)
-def test_a_topic_of_the_broker_takes_a_literal_grant_or_its_admin(name: str) -> None:
-    assert permissions({"actions": ["consume"], "topic": name}).allows(CONSUME, TOPIC, name)
-    assert permissions({"actions": ["admin"], "broker": True}).allows(CONSUME, TOPIC, name)
-    assert not permissions({"actions": ["query"], "broker": True}).allows(CONSUME, TOPIC, name)
-
-
-def test_a_group_brings_its_retry_topic_and_not_its_dead_letters() -> None:
-    for grant in ({"group": "billing"}, {"groupPrefix": "bill"}, {"groupPrefix": ""}):
-        member = permissions({"actions": ["consume"], **grant})
-        assert member.allows(CONSUME, TOPIC, retry_topic("billing"))
-        assert member.allows(QUERY, TOPIC, retry_topic("billing"))
-        assert not member.allows(PUBLISH, TOPIC, retry_topic("billing"))
-        assert not member.sees(TOPIC, dead_letter_topic("billing"))
-    other = permissions({"actions": ["consume"], "group": "shipping"})
-    assert not other.sees(TOPIC, retry_topic("billing"))
-    manager = permissions({"actions": ["admin"], "group": "billing"})
-    assert not manager.allows(ADMIN, TOPIC, retry_topic("billing"))
-    assert not manager.allows(CONSUME, TOPIC, retry_topic("billing"))
-
-
-def test_no_prefix_covers_a_group_of_the_broker() -> None:
-    for prefix in ("", "CID", "C"):
-        granted = permissions({"actions": ["consume", "admin"], "groupPrefix": prefix})
-        assert granted.allows(CONSUME, GROUP, "CIDx")
-        assert not granted.allows(CONSUME, GROUP, "CID_RMQ_SYS_TRANS")
 
 
 def test_admin_of_the_broker_may_everything() -> None:
@@ -185,6 +113,50 @@ def test_grants_are_added_and_taken_away_by_object() -> None:
     ]
     with pytest.raises(ConfigurationError, match="no grant of consume on topics that begin with 'orders'"):
         after.minus(permissions({"actions": ["consume"], "topicPrefix": "orders"}).grants)
+
+
+# ---- the rules of both protocols
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_rule_asks_for_nothing_but_the_grants_of_its_case(name: str) -> None:
+    case = BY_NAME[name]
+    needs = case.command.rule(case.named(case.fields))
+    assert all(Permissions.parse(case.grants, "u").meets(need) for need in needs)
+    if case.is_judged_by_its_rule:
+        for index in range(len(case.needs)):
+            without = Permissions.parse(case.grants_without(index), "u")
+            assert not all(without.meets(need) for need in needs), index
+
+
+JUDGED_OTHERWISE = {
+    "CONSUMER_SEND_MSG_BACK": "a RocketMQ client does not name the topic, so its handler judges that",
+    "HEART_BEAT": "that of a RocketMQ client names groups in its body alone",
+    "UNREGISTER_CLIENT": "that of a RocketMQ client leaves a group of consumers and one of producers",
+    "GET_CONSUME_STATS": "a RocketMQ client may ask for all topics of a group and is shown some",
+    "GET_BROKER_RUNTIME_INFO": "without the right, FlintMQ's own shows a part",
+}
+OTHER_NAMES = {
+    "SEND_MESSAGE": "PRODUCE",
+    "SEND_MESSAGE_V2": "PRODUCE",
+    "PULL_MESSAGE": "PULL",
+    "QUERY_MESSAGE": "QUERY_BY_KEY",
+}
+
+
+def test_a_request_of_both_protocols_takes_the_same_rights() -> None:
+    objects = {"topic": "T", "b": "T"} | dict.fromkeys(("group", "consumerGroup", "producerGroup", "groupName"), "G")
+    own = {command.name: command for command in COMMANDS.values()}
+    differing, compared = set(), 0
+    for code, _, rule in ROWS:
+        name = REQUEST_NAMES[code]
+        command = own.get(OTHER_NAMES.get(name, name))
+        if command is not None:
+            compared += 1
+            if {*rule(objects)} != {*command.rule(objects)}:
+                differing.add(name)
+    assert compared > 25
+    assert differing == JUDGED_OTHERWISE.keys()
 
 
 # ---- while the broker runs

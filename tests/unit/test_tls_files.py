@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.config_sources import load_settings
+from flintmq.broker.config import load_settings
 from flintmq.broker.security.tls import TlsFiles
 from flintmq.protocol.errors import ConfigurationError
 from tests.tls_tools import Authority

@@ -11,6 +11,7 @@ from ....protocol.errors import CommitIllegal, InvalidParameter, QueueNotExist
 from ....protocol.names import check_client_group
 from ...background.loop_work import called_back
 from ..old_retries import is_alone
+from .consumer_clients import live_members
 
 if TYPE_CHECKING:
     from ....protocol.commands import ResetOffsetRequest
@@ -55,7 +56,7 @@ class GroupAdmin:
         shared = groups.clients.groups.get(name)
         live = len(group.members) if group is not None else len(shared.clients) if shared is not None else 0
         if live:  # ``check_idle`` does not cover broadcasting groups, whose members keep their own progress
-            raise InvalidParameter(f"group {name} has {live} live members; stop them, then delete it")
+            raise InvalidParameter(f"group {name} has {live_members(live)}; stop them, then delete it")
         # Before the deletion, after which nothing tells the group's topics. A topic that may hold retries of another
         # group, too, stays.
         was_known = sorted(groups.known_topics().get(name, ()))

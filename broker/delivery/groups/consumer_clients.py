@@ -152,6 +152,11 @@ MESSAGE_MODELS = BROADCASTING, CLUSTERING = "BROADCASTING", "CLUSTERING"
 """RocketMQ's names, by number."""
 
 
+def live_members(count: int) -> str:
+    """Return ``1 live member``, ``2 live members``."""
+    return f"{count} live {'member' if count == 1 else 'members'}"
+
+
 @dataclass(frozen=True, slots=True)
 class ClientSubscription:
     """A client's subscription to a topic. ``expression``: tags or an SQL92 condition, as ``expression_type`` says.

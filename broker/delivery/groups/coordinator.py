@@ -33,7 +33,7 @@ from ....protocol.storage.delivery import (
 from ....protocol.storage.record import PROPERTY_KEYS, PROPERTY_TAGS, Record, encode_properties
 from ...store import TopicConfig
 from ..old_retries import is_alone, pop_retry_topics
-from .consumer_clients import ConsumerClients
+from .consumer_clients import ConsumerClients, live_members
 from .group import CLUSTERING, ConsumerGroup, Member, MemberSubscription
 from .subscription_memory import SubscriptionMemory
 
@@ -479,7 +479,7 @@ class GroupCoordinator:
             live = shared.clients
         if live:
             names = ", ".join(sorted(live)[:5])
-            raise GroupRunning(f"group {group_name} has {len(live)} live members ({names}): {what}", members=len(live))
+            raise GroupRunning(f"group {group_name} has {live_members(len(live))} ({names}): {what}", members=len(live))
 
     def reset_offsets(self, group_name: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Move a group's progress back or forward; members that hold the queues start again there."""

@@ -41,7 +41,6 @@ def _earliest_ms(store: MessageStore, hot: bool) -> int:
 def get_broker_config(
     request: RemotingRequest, gateway: RemotingGateway, settings: Settings, settings_changes: int
 ) -> None:
-    """Return the settings that RocketMQ has too, a line for each."""
     values = rocketmq_settings(settings, gateway.broker_name, gateway.cluster, gateway.address)
     version = json.dumps(gateway.names.data_version(settings_changes), separators=(",", ":"))
     request.reply({"version": version}, encode_lines(values))
@@ -100,7 +99,6 @@ def get_all_delay_offset(request: RemotingRequest, store: MessageStore) -> None:
 
 
 def get_all_consumer_offset(request: RemotingRequest, gateway: RemotingGateway, store: MessageStore) -> None:
-    """Return the committed offsets of all groups that the user may see."""
     offsets = store.consumer_offsets
     rows = {
         f"{topic}@{group}": dict(sorted(row.items()))

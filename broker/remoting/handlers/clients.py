@@ -195,7 +195,6 @@ def _subscription(row: JsonFields) -> ClientSubscription:
 
 
 def unregister_client(request: RemotingRequest, gateway: RemotingGateway, producer_groups: ProducerGroups) -> None:
-    """Remove a client from its groups."""
     ext = request.ext
     client_id, producer, consumer = ext.text("clientID"), ext.text("producerGroup", ""), ext.text("consumerGroup", "")
     if producer:
@@ -329,7 +328,6 @@ def lock_batch_mq(
 
 
 def unlock_batch_mq(request: RemotingRequest, groups: GroupCoordinator) -> None:
-    """Release those of the queues that the client holds."""
     group, client_id, queues = _decode(request, groups)
     groups.clients.locks.unlock(group, client_id, queues)
     request.reply()
@@ -358,12 +356,10 @@ def _exists(store: MessageStore, queue: Queue) -> bool:
 
 
 def queue_rows(gateway: RemotingGateway, queues: Iterable[Queue]) -> list[dict[str, object]]:
-    """Return queues as RocketMQ's ``MessageQueue``."""
     return [queue_row(gateway, queue) for queue in queues]
 
 
 def queue_row(gateway: RemotingGateway, queue: Queue) -> dict[str, object]:
-    """Return a queue as RocketMQ's ``MessageQueue``."""
     return {"brokerName": gateway.broker_name, "queueId": queue[1], "topic": queue[0]}
 
 

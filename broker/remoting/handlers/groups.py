@@ -23,7 +23,13 @@ from ....protocol.remoting.fastjson import ObjectMap, encode
 from ....protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 from ....protocol.storage.javahash import tags_code
 from ...addresses import format_address
-from ...delivery.groups.consumer_clients import BROADCASTING, CLUSTERING, MESSAGE_MODELS, ClientSubscription
+from ...delivery.groups.consumer_clients import (
+    BROADCASTING,
+    CLUSTERING,
+    MESSAGE_MODELS,
+    ClientSubscription,
+    live_members,
+)
 from ...delivery.pop.service import ALL_QUEUES
 from ...handlers.groups import HOT_QUEUES_MAX
 from ...handlers.offsets import sees_progress
@@ -202,7 +208,6 @@ def _native_connections(group: ConsumerGroup) -> dict[str, Any]:
 
 
 def get_producer_connection_list(request: RemotingRequest, producer_groups: ProducerGroups) -> None:
-    """Return the live producers of a producer group."""
     name = request.ext.text("producerGroup")
     rows = [
         connection_row(client_id, remote) for group, client_id, remote in producer_groups.members() if group == name
@@ -214,7 +219,6 @@ def get_producer_connection_list(request: RemotingRequest, producer_groups: Prod
 
 
 def connection_row(client_id: str, remote: ClientHandle) -> dict[str, Any]:
-    """Return a client as RocketMQ's ``Connection``."""
     language, version = OWN_LANGUAGE, VERSION
     if isinstance(remote, RemotingClient):
         language, version = remote.language, remote.version
@@ -227,7 +231,6 @@ def connection_row(client_id: str, remote: ClientHandle) -> dict[str, Any]:
 
 
 def subscription_row(subscription: ClientSubscription) -> dict[str, Any]:
-    """Return a subscription as RocketMQ's ``SubscriptionData``."""
     tags = split_tags(subscription.expression) if subscription.expression_type == TAG else []
     return {
         "classFilterMode": False,
@@ -414,7 +417,6 @@ async def _put(
 
 
 def get_all_subscriptiongroup_config(request: RemotingRequest, gateway: RemotingGateway, store: MessageStore) -> None:
-    """Return the settings of every group that the user may see."""
     table = {name: store.groups.settings_of(name) for name in store.groups.names() if sees(request, GROUP, name)}
     version = gateway.names.data_version(store.groups.changes)
     reply_json(request, {"dataVersion": version, "forbiddenTable": {}, "subscriptionGroupTable": table})
@@ -434,7 +436,6 @@ async def delete_subscriptiongroup(request: RemotingRequest, group_admin: GroupA
 
 
 def query_topics_by_consumer(request: RemotingRequest, gateway: RemotingGateway, groups: GroupCoordinator) -> None:
-    """Return the topics in which a group has committed an offset."""
     name = check_client_group(request.ext.text("group"))
     topics = {topic for topic in groups.known_topics().get(name, ()) if sees(request, TOPIC, topic)}
     reply_json(request, {"brokerAddr": gateway.address, "topicList": sorted(topics)})
@@ -463,7 +464,7 @@ async def clone_group_offset(
     live = gateway.consumers.groups.get(target)
     if live is not None and live.clients:
         raise GroupRunning(
-            f"group {target} has {len(live.clients)} live members; stop them first", members=len(live.clients)
+            f"group {target} has {live_members(len(live.clients))}; stop them first", members=len(live.clients)
         )
     if not all(sees_progress(request, source, name) for name in rows):
         raise NoPermission(
@@ -581,7 +582,6 @@ def get_message_request_mode(request: RemotingRequest, store: MessageStore) -> N
 
 
 def get_all_producer_info(request: RemotingRequest, producer_groups: ProducerGroups) -> None:
-    """Return the live producers that the user may see, by producer group."""
     now_ms = int(time.time() * 1000)
     table: dict[str, list[dict[str, Any]]] = {}
     for group, client_id, remote in producer_groups.members():

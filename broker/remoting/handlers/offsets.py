@@ -35,14 +35,12 @@ def _queue(request: RemotingRequest, store: MessageStore) -> tuple[str, int]:
 
 
 async def get_max_offset(request: RemotingRequest, store: MessageStore) -> None:
-    """Return the offset that the queue's next message will have."""
     topic, queue = _queue(request, store)
     await request.dispatched()
     request.reply({"offset": str(store.queue_reads.max_offset(topic, queue))})
 
 
 async def get_min_offset(request: RemotingRequest, store: MessageStore) -> None:
-    """Return the queue's first readable offset."""
     topic, queue = _queue(request, store)
     offset = await request.read(lambda hot: store.queue_reads.min_offset(topic, queue, hot=hot))
     request.reply({"offset": str(offset)})

@@ -67,7 +67,6 @@ def pop_message(request: RemotingRequest, broker: Broker, pops: PopService) -> N
 
 
 def _params(request: RemotingRequest, broker: Broker, pops: PopService) -> PopParams:
-    """Decode the fields of a pop. Raises ``InvalidParameter``."""
     ext = request.ext
     count = ext.integer("maxMsgNums", low=1, high=_QUEUE_MAX)
     if count > POP_COUNT_MAX:
@@ -168,7 +167,6 @@ def _as_message_of(topic: str, handle: str, record: memoryview) -> bytes:
 
 
 def ack_message(request: RemotingRequest, pops: PopService, store: MessageStore) -> None:
-    """Settle one message."""
     key, offset, receipt = _popped(request, store)
     if pops.settle(key, offset, receipt.pop_ms):
         request.reply()
@@ -333,6 +331,5 @@ def _has_messages(store: MessageStore, pops: PopService, params: PopParams) -> b
 
 
 def polling_info(request: RemotingRequest, pops: PopService) -> None:
-    """Return how many consumers of the group wait for messages of the topic."""
     group, topic = request.ext.text("consumerGroup"), request.ext.text("topic")
     request.reply({"pollingNum": str(pops.waits.count(group, topic))})

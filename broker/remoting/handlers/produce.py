@@ -157,7 +157,6 @@ class _Recall(SendContext):
     def encode_stored(
         self, request: Request, queue: int, queue_offset: int, store_ms: int, physical_offsets: bytes | bytearray
     ) -> bytes:
-        """Return the encoded answer."""
         assert isinstance(request, RemotingRequest), "recalls of the gateway"
         return request.head(codes.SUCCESS, {"msgId": self._unique_key, PROPERTY_REGION: REGION}, 0)
 
@@ -411,7 +410,6 @@ async def send_reply_message(
 def _fields(
     request: RemotingRequest, store: MessageStore, send: SendFields, properties: dict[str, str]
 ) -> dict[str, str]:
-    """Return the fields of PUSH_REPLY_MESSAGE_TO_CLIENT."""
     now_ms = store.clock.now_ms()
     properties[PROPERTY_PUSH_REPLY_TIME] = str(now_ms)
     return {

@@ -51,7 +51,6 @@ def get_routeinfo_by_topic(request: RemotingRequest, gateway: RemotingGateway) -
 
 
 def get_broker_cluster_info(request: RemotingRequest, gateway: RemotingGateway) -> None:
-    """Return the cluster: one broker."""
     names = gateway.names
     cluster = {
         "brokerAddrTable": {names.broker_name: names.broker_data()},
@@ -61,7 +60,6 @@ def get_broker_cluster_info(request: RemotingRequest, gateway: RemotingGateway) 
 
 
 def get_all_topic_list_from_nameserver(request: RemotingRequest, gateway: RemotingGateway) -> None:
-    """Return the names of all topics."""
     _reply_topics(request, _seen(request, gateway))
 
 
@@ -72,7 +70,6 @@ def get_topics_by_cluster(request: RemotingRequest, gateway: RemotingGateway) ->
 
 
 def _seen(request: RemotingRequest, gateway: RemotingGateway) -> list[str]:
-    """Return the names of the topics that the user may see."""
     return [config.name for config in gateway.names.all_topics() if sees(request, TOPIC, config.name)]
 
 

@@ -158,11 +158,7 @@ def identity_of(settings: Settings) -> MemberIdentity:
     """Return this broker's place in its set. Raises ``ConfigurationError`` if a certificate cannot be used."""
     replication = settings.replication
     access = LinkAccess(f"member {replication.member}", replication.user, replication.password_file, _tls_of(settings))
-    limits = Limits(
-        lease_s=replication.lease_ms / 1000,
-        lag_s=replication.lag_max_ms / 1000,
-        quick_takeover=replication.quick_takeover,
-    )
+    limits = Limits(lease_s=replication.lease_ms / 1000, lag_s=replication.lag_max_ms / 1000)
     return MemberIdentity(replication.set, replication.member, access, limits)
 
 

@@ -39,6 +39,15 @@ class Files:
     def close(self, fd: int) -> None:
         os.close(fd)
 
+    @contextlib.contextmanager
+    def opened(self, path: Path, *, create: bool = False) -> Iterator[int]:
+        """Open a file as ``open`` does, and close it on exit."""
+        fd = self.open(path, create=create)
+        try:
+            yield fd
+        finally:
+            self.close(fd)
+
     def size(self, fd: int) -> int:
         """Return the file's logical size in bytes."""
         return os.fstat(fd).st_size
@@ -258,14 +267,11 @@ def create_whole(
 def replace_file(files: Files, path: Path, content: bytes) -> None:
     """Replace a small file atomically and durably: write a temporary file, sync, rename, sync the folder."""
     scratch = path.with_name(path.name + ".tmp")
-    fd = files.open(scratch, create=True)
-    try:
+    with files.opened(scratch, create=True) as fd:
         # A scratch file of an interrupted start may be longer than the content.
         files.resize(fd, 0)
         files.write(fd, content, 0)
         files.sync_data(fd)
-    finally:
-        files.close(fd)
     files.rename(scratch, path)
     files.sync_folder(path.parent)
 

@@ -222,12 +222,9 @@ class TableJournal:
     def append(self, rows: Mapping[str, Row]) -> None:
         """Append changes. Durable when it returns; if it raises, call ``begin`` or ``remove`` next. Blocks."""
         blob = b"".join(_lines(rows))
-        fd = self._files.open(self.path)
-        try:
+        with self._files.opened(self.path) as fd:
             self._files.write(fd, blob, self.bytes)
             self._files.sync_data(fd)
-        finally:
-            self._files.close(fd)
         self.bytes += len(blob)
 
     def remove(self) -> None:

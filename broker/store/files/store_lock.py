@@ -7,6 +7,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,15 @@ class StoreLock:
             "choose another folder with --store"
         )
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Take the lock, and release it on exit. Raises ``StoreLocked``."""
+        self.take()
+        try:
+            yield
+        finally:
+            self.release()
+
     def release(self) -> None:
         """Release the lock; idempotent."""
         if self._fd >= 0:
@@ -90,13 +100,10 @@ class AbortFile:
 
     def create(self) -> None:
         """Create the file with the number of this process, durably."""
-        fd = self._files.open(self._path, create=True)
-        try:
+        with self._files.opened(self._path, create=True) as fd:
             self._files.resize(fd, 0)
             self._files.write(fd, str(os.getpid()).encode(), 0)
             self._files.sync_data(fd)
-        finally:
-            self._files.close(fd)
         self._files.sync_folder(self._path.parent)
 
     def remove(self) -> None:

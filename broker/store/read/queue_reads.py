@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -21,10 +22,9 @@ from ..queues import QueueTotals
 if TYPE_CHECKING:
     from ....protocol.storage.record import Record
     from ..damage import Quarantine
-    from ..files.checksummed import ChecksummedRanges
     from ..log.commitlog import CommitLog
     from ..queues import ConsumeQueue, ConsumeQueueTable
-    from ..tables.store_state import StoreState
+    from ..tables.store_state import ChecksummedRanges, StoreState
     from ..tables.topic_table import TopicConfig, TopicTable
 
 TAGS_LOOKED_AT_MAX = 256
@@ -109,12 +109,7 @@ class QueueReads:
         low, high = queue.min_hint, queue.max_offset
         if log_start == 0 or low >= high or queue.unit(low, hot=hot)[0] >= log_start:
             return low
-        while low < high:
-            middle = (low + high) // 2
-            if queue.unit(middle, hot=hot)[0] < log_start:
-                low = middle + 1
-            else:
-                high = middle
+        low += bisect_left(range(low, high), log_start, key=lambda offset: queue.unit(offset, hot=hot)[0])
         # Any thread may set the hint without a lock: an older value is a lower bound too.
         queue.min_hint = low
         return low
@@ -132,15 +127,13 @@ class QueueReads:
 
     def first_since(self, queue: ConsumeQueue, timestamp_ms: int, *, hot: bool) -> int:
         """Return the first offset whose store time is not before ``timestamp_ms``; the max offset if there is none."""
-        low, high = self.first_offset(queue, hot=hot), queue.max_offset
-        while low < high:
-            middle = (low + high) // 2
-            store_ms = self._store_ms(queue, middle, hot)
-            if store_ms is None or store_ms < timestamp_ms:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        low = self.first_offset(queue, hot=hot)
+
+        def is_since(offset: int) -> bool:
+            store_ms = self._store_ms(queue, offset, hot)
+            return store_ms is not None and store_ms >= timestamp_ms
+
+        return low + bisect_left(range(low, queue.max_offset), True, key=is_since)
 
     def log_bytes_since(self, topic: str, queue_id: int, offset: int, *, hot: bool) -> int | None:
         """Return the size of the CommitLog from the message at a queue offset on; None if the queue does not hold

@@ -20,10 +20,10 @@ from ..queues import RECORD_BYTES_MAX, count_units, is_filling, read_units
 
 if TYPE_CHECKING:
     from ..damage import Quarantine, Tombstone
-    from ..files.checksummed import ChecksummedRanges
     from ..files.mapped_file import MappedFile
     from ..log.commitlog import CommitLog
     from ..queues import ConsumeQueue, ConsumeQueueTable
+    from ..tables.store_state import ChecksummedRanges
 
 
 # ---- Search for the end of damage in the CommitLog: the next record that is sound and in its place.
@@ -342,8 +342,7 @@ class HoleFiller:
         if not path.is_file():
             return True
         files = self._commitlog.os
-        fd = files.open(path)
-        try:
+        with files.opened(path) as fd:
             for at, blob in _pieces(each):
                 held, kept = bytearray(len(blob)), bytearray(len(blob))
                 self.read(at, memoryview(held))
@@ -352,8 +351,6 @@ class HoleFiller:
                 if not ((now == before) | (now == after)).all():
                     return False
             return True
-        finally:
-            files.close(fd)
 
     def _is_filled(self, file: MappedFile, each: QuarantinedRange) -> bool:
         """Return whether the range has its first tombstone, or no sound record: then the scan finds the new damage."""

@@ -108,15 +108,12 @@ class LogCut:
         content = bytearray()
         for path in paths:
             first = int(path.name)
-            fd = self._files.open(path)
-            try:
+            with self._files.opened(path) as fd:
                 at, stop = max(begin - first, 0), min(end - first, self._files.size(fd))
                 if at < stop:
                     blob = bytearray(stop - at)
                     self._files.read(fd, memoryview(blob), at, wait=True)
                     content += blob
-            finally:
-                self._files.close(fd)
         return content
 
     def _cut(self, paths: list[Path], to: int) -> None:
@@ -126,12 +123,9 @@ class LogCut:
             if begin >= to and path is not paths[0]:
                 self._files.unlink(path)
             elif begin + size > to:
-                fd = self._files.open(path)
-                try:
+                with self._files.opened(path) as fd:
                     zero(self._files, fd, max(to - begin, 0), size)
                     self._files.sync_data(fd)
-                finally:
-                    self._files.close(fd)
         if paths:
             self._files.sync_folder(paths[0].parent)
 

@@ -74,11 +74,8 @@ class StoreCheckpoint:
         if not is_plain_file(self.path):
             return
         blob = bytearray(CHECKPOINT_FILE_BYTES)
-        fd = self._files.open(self.path)
-        try:
+        with self._files.opened(self.path) as fd:
             self._files.read(fd, memoryview(blob), 0, wait=True)
-        finally:
-            self._files.close(fd)
         fields = CHECKPOINT.unpack(blob)
         mark = checkpoint_mark(blob)
         if mark is not None:

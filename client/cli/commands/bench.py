@@ -51,12 +51,10 @@ class LatencyHistogram:
         self._sorted = False
 
     def add(self, seconds: float) -> None:
-        """Add one latency."""
         self._seconds.append(seconds)
         self._sorted = False
 
     def extend(self, others: LatencyHistogram) -> None:
-        """Add all latencies of ``others``."""
         self._seconds.extend(others._seconds)
         self._sorted = False
 
@@ -78,7 +76,6 @@ class LatencyHistogram:
 
     @property
     def greatest(self) -> float | None:
-        """Maximum, or None if there are no latencies."""
         return self.percentile(100)
 
     def summary(self) -> dict[str, float | None]:
@@ -134,12 +131,10 @@ class Report:
 
     @property
     def per_second(self) -> float:
-        """Messages per second."""
         return self.messages / self.seconds if self.seconds else 0.0
 
     @property
     def bytes_per_second(self) -> float:
-        """Body bytes per second."""
         return self.body_bytes / self.seconds if self.seconds else 0.0
 
 
@@ -382,7 +377,6 @@ def bench() -> None:
 
 
 def topic_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--topic`` and ``--keep``."""
     function = click.option("--keep", is_flag=True, help="Do not delete the topic afterwards.")(function)
     return click.option("--topic", type=TOPIC, help="Use this topic and do not delete it.  [default: a new topic]")(
         function
@@ -530,7 +524,6 @@ def _show(settings: BrokerChoice, report: Report) -> int:
 
 
 def report_row(report: Report) -> dict[str, Any]:
-    """Return the report under its JSON names."""
     return {
         "bench": report.bench,
         "topic": report.topic,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import sys
-import time
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,15 +13,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, Unpack
 
 import click
 
-from ....protocol.display import escape_bytes, show_bytes
+from ....protocol.display import escape_bytes
 from ....protocol.errors import FlintError
 from ...core.produce.receipts import DeliveryFailed
 from ...errors import InvalidMessage
 from ...message import join_keys
-from ...operator.display import plural, show_rate, show_seconds, shown_name
+from ...operator.display import plural, shown_name
 from ..command import command, note
 from ..failures import EXIT_ERROR, EXIT_INTERRUPTED, describe
-from ..messages import show_receipts
+from ..messages import SentTotal, show_receipts
 from ..params import PROPERTY, QUEUE, SPAN, TIME, TOPIC, NumberType
 from ..settings import BrokerChoice, is_interactive
 
@@ -52,15 +51,13 @@ class MessageOptions(TypedDict):
 
 @dataclass
 class SendRun:
-    """Topic and options of the messages of one call, and the number of acknowledged messages."""
+    """Topic and options of the messages of one call, and those that were acknowledged."""
 
     topic: str
     options: MessageOptions
     streamed: bool = False
     """True if the messages are the lines of standard input, of which those before a wrong one are sent."""
-    messages: int = 0
-    body_bytes: int = 0
-    started: float = field(default_factory=time.monotonic)
+    total: SentTotal = field(default_factory=SentTotal)
 
     def send(self, producer: Producer, bodies: list[bytes]) -> Sequence[Receipt]:
         """Send the messages and wait for their acknowledgement. Raises ``DeliveryFailed``, and ``InvalidMessage`` for
@@ -73,7 +70,7 @@ class SendRun:
             try:
                 pairs.extend(_split(body, separator.encode()) for body in bodies)
             except InvalidMessage as error:
-                place = f"{'line' if self.streamed else 'message'} {self.messages + len(pairs) + 1}"
+                place = f"{'line' if self.streamed else 'message'} {self.total.messages + len(pairs) + 1}"
                 wrong = InvalidMessage(f"{place}: {error}")
                 if not pairs or not self.streamed:
                     raise wrong from None
@@ -93,25 +90,12 @@ class SendRun:
                 delay_level=self.options["delay_level"],
             )
         except DeliveryFailed as error:
-            sent = [body for body, receipt in zip(bodies, error.receipts, strict=True) if receipt is not None]
-            self._acknowledged(sent)
+            self.total.add_acknowledged(bodies, error)
             raise
-        self._acknowledged(bodies)
+        self.total.add(bodies)
         if wrong is not None:
             raise wrong
         return receipts
-
-    def _acknowledged(self, bodies: list[bytes]) -> None:
-        self.messages += len(bodies)
-        self.body_bytes += sum(map(len, bodies))
-
-    def summary(self) -> str:
-        """Return a line with the acknowledged messages and their rate."""
-        seconds = time.monotonic() - self.started
-        rate = f", {show_rate(self.messages / seconds)}" if self.messages > 1 and seconds > 0 else ""
-        count = plural(self.messages, "message")
-        topic = shown_name(self.topic)
-        return f"sent {count} ({show_bytes(self.body_bytes)}) to {topic} in {show_seconds(seconds)}{rate}"
 
 
 def _split(line: bytes, separator: bytes) -> tuple[str, bytes]:
@@ -196,14 +180,14 @@ def _send_lines(settings: BrokerChoice, run: SendRun, producer: Producer, *, sho
         code = EXIT_INTERRUPTED
     except DeliveryFailed as error:
         click.echo(f"flintmq: {describe(error)[0]}", err=True)
-        count = plural(run.messages, "line")
+        count = plural(run.total.messages, "line")
         click.echo(f"  next: the broker acknowledged {count} of standard input; the rest was not sent", err=True)
         code = EXIT_ERROR
     except FlintError as error:
-        count = plural(run.messages, "line")
+        count = plural(run.total.messages, "line")
         error.add_note(f"the broker acknowledged {count} of standard input; the rest was not sent")
         raise
-    note(settings, run.summary())
+    note(settings, run.total.line("sent", f" to {shown_name(run.topic)}"))
     return code
 
 

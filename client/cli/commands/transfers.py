@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from ....protocol.display import show_bytes
 from ....protocol.errors import FlintError, TopicNotExist
 from ....protocol.times import from_millis
 from ...core.consume.positions import EARLIEST, LATEST
@@ -29,11 +28,11 @@ from ...core.produce.receipts import DeliveryFailed
 from ...core.times import to_millis
 from ...errors import InvalidArgument, InvalidMessage
 from ...message import Message
-from ...operator.display import plural, show_rate, show_seconds, shown_name
+from ...operator.display import plural, show_seconds, shown_name
 from ...operator.positions import POSITION_FORMS, Typed, end_of, start_of
 from ..command import command, note
 from ..failures import EXIT_INTERRUPTED, EXIT_OK
-from ..messages import FILTER_HELP, TAG_HELP, each_sound, message_row
+from ..messages import FILTER_HELP, TAG_HELP, SentTotal, each_sound, message_row
 from ..params import POSITION, TOPIC
 from ..settings import BrokerChoice
 from ..stop_signals import stop_request
@@ -167,16 +166,13 @@ class Transfer:
     producer: Producer
     queues: int
     same_queues: bool
-    messages: int = 0
-    """Number of messages acknowledged so far."""
-    body_bytes: int = 0
+    total: SentTotal = field(default_factory=SentTotal)
     done: dict[int, int] = field(default_factory=dict)
     """Offset after the last acknowledged message, by source queue; at first the offset where reading starts."""
     _batches: dict[int | None, list[Message]] = field(default_factory=dict)
     _reached: dict[int, int] = field(default_factory=dict)
     _count: int = 0
     _bytes: int = 0
-    _started: float = field(default_factory=time.monotonic)
 
     def add(self, message: Message, queue: int | None, offset: int | None = None) -> None:
         """Add a message from ``offset`` of the source queue ``queue`` (None: no queue).
@@ -203,28 +199,17 @@ class Transfer:
         batches, self._batches = self._batches, {}
         with stop_request() as request:
             for queue, batch in batches.items():
+                bodies = [message.body for message in batch]
                 try:
                     self.producer.send_many(batch, queue=queue)
                 except DeliveryFailed as error:
-                    pairs = zip(batch, error.receipts, strict=True)
-                    self._count_sent([message for message, receipt in pairs if receipt is not None])
+                    self.total.add_acknowledged(bodies, error)
                     raise
-                self._count_sent(batch)
+                self.total.add(bodies)
         self.done.update(self._reached)
         self._count = self._bytes = 0
         if request.event.is_set():
             raise KeyboardInterrupt
-
-    def _count_sent(self, messages: list[Message]) -> None:
-        self.messages += len(messages)
-        self.body_bytes += sum(len(message.body) for message in messages)
-
-    def summary(self, verb: str) -> str:
-        """Return a line with the acknowledged messages and their rate."""
-        seconds = time.monotonic() - self._started
-        rate = f", {show_rate(self.messages / seconds)}" if self.messages > 1 and seconds > 0 else ""
-        count = plural(self.messages, "message")
-        return f"{verb} {count} ({show_bytes(self.body_bytes)}) in {show_seconds(seconds)}{rate}"
 
     def resume_position(self) -> str:
         """Return the value of ``--from`` that continues after the acknowledged messages; empty if unknown."""
@@ -243,7 +228,7 @@ def until_interrupted(
 
 def say_done(settings: BrokerChoice, transfer: Transfer, verb: str, code: int) -> None:
     """Print on standard error how much was sent, and how to continue after an interruption."""
-    note(settings, transfer.summary(verb))
+    note(settings, transfer.total.line(verb))
     if code == EXIT_INTERRUPTED and (rest := transfer.resume_position()):
         note(settings, f"interrupted; --from {rest} continues")
 
@@ -281,7 +266,7 @@ def copy(settings: BrokerChoice, selection: MessageSelection, target: str) -> in
                 code = until_interrupted(messages, send, selection)
             transfer.flush()
         except FlintError:
-            note(settings, f"{transfer.summary('copied')} before that")
+            note(settings, f"{transfer.total.line('copied')} before that")
             raise
         say_done(settings, transfer, "copied", code)
     return code
@@ -358,7 +343,7 @@ def import_(settings: BrokerChoice, topic: str, file: BinaryIO) -> int:
         try:
             code = _send_all(transfer, file, topic)
         except FlintError:
-            note(settings, f"{transfer.summary('imported')} before the error, from the start of the input")
+            note(settings, f"{transfer.total.line('imported')} before the error, from the start of the input")
             raise
         say_done(settings, transfer, "imported", code)
     return code

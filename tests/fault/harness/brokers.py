@@ -28,9 +28,9 @@ SMALL_FILES = {
     "store.index_slots": 500,
     "store.index_entries": 500,
     "store.allocate_step_bytes": 1 << 20,
-    "flush.checkpoint_interval_ms": 40,
+    "background.services:CHECKPOINT_S": 0.04,
     "flush.interval_ms": 20,
-    "flush.least_pages": 0,
+    "background.flush:LEAST_PAGES": 0,
     "retention.headroom_bytes": 0,
     "metrics.listen": "off",
 }

@@ -24,6 +24,7 @@ from flintmq.broker.background.flush import FileSync
 from flintmq.broker.store import MappedFile, MessageStore
 from flintmq.broker.store.files.file_system import Files
 
+from ...broker_constants import set_constants
 from ...fork_server import load, next_order, take_output
 from .failing_files import FailingInBroker
 from .points import DyingAtPoint
@@ -79,7 +80,7 @@ def be_broker(order: dict[str, Any], descriptors: list[int]) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         witness = os.open(order["witness"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         equip(Path(order["store"]), order["faults"], witness)
-        daemon.main(["serve", "--store", order["store"], *order["arguments"]], standalone_mode=False)
+        daemon.main(["serve", "--store", order["store"], *set_constants(order["arguments"])], standalone_mode=False)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1

@@ -33,10 +33,10 @@ LOOKED_UP = 8
 RETENTION = {
     "retention.file_reserved_hours": 0,
     "retention.delete_when": ";".join(f"{hour:02d}" for hour in range(24)),
-    "retention.check_interval_ms": 20,
+    "background.services:RETENTION_CHECK_S": 0.02,
 }
 """Settings by which every log file but the last expires at once."""
-CALM = {"flush.checkpoint_interval_ms": 60_000}
+CALM = {"background.services:CHECKPOINT_S": 60}
 """Settings without checkpoints: a recovery has to dispatch everything again, a stop has to put everything on disk."""
 LOST_FIRST = {"recovery: a queue": "consumequeue", "recovery: the index": "index"}
 ERRORS_NTH_MAX = {

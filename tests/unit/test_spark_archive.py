@@ -1,25 +1,40 @@
-"""Log files that the archive source reads, where it stops, and its errors for files that do not fit together."""
+"""The archive source: its files, where it stops, errors for files that do not fit together, and bodies that look
+like records or cannot be read. What it returns of any sound or damaged log is a property."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import logging
 import os
+import random
 import re
 import shutil
 import struct
+import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flintmq.client import CompressionUnavailable
+from flintmq.client.arrow import decoder
 from flintmq.client.arrow.archive.find_log import check_topics, find_log
+from flintmq.client.arrow.archive.options import ArchiveOptions
+from flintmq.client.arrow.archive.partition_reader import PartitionReader
 from flintmq.client.arrow.archive.plan import plan
+from flintmq.client.arrow.decoder import Decoder
+from flintmq.client.core.compression import Compressor
 from flintmq.client.spark.archive.options import ARCHIVE_OPTIONS, archive_options
 from flintmq.client.spark.errors import DataLoss, InvalidOption
-from flintmq.protocol.storage.reader.errors import CorruptLog
-from flintmq.protocol.storage.reader.log_reader import find_end
+from flintmq.protocol.storage.layout import RECORD, RECORD_HEAD_BYTES, SysFlag
+from flintmq.protocol.storage.reader import log_reader
+from flintmq.protocol.storage.reader.errors import AmbiguousBoundary, CorruptLog
+from flintmq.protocol.storage.reader.files import LocalFiles
+from flintmq.protocol.storage.reader.log_reader import LogRange, ReadableLog, find_end, next_record
 from flintmq.protocol.storage.record import Record
-from tests.archive_tools import MadeLog, make_log, read_offsets
+from tests.archive_tools import COLUMNS, MadeLog, forge, make_log, plan_of, read_offsets, read_rows
 from tests.store_tools import Message, append, kill, open_store, overwrite, plain, put
 
 FILE_BYTES = 4096
@@ -292,20 +307,6 @@ def test_a_topic_that_the_store_does_not_know_is_refused(tmp_path: Path) -> None
 # ---- ranges ----
 
 
-def test_ranges_are_half_open_and_skip_files_and_partitions(store: Path, log: MadeLog) -> None:
-    offsets = [record.physical_offset for record in log.records]
-    everything: dict[str, Any] = {"partition_bytes": 700}
-    for first, last in ((0, 40), (3, 17), (11, 12), (12, 12), (39, 40)):
-        times = {"starting_ms": 1000 + first, "ending_ms": 1000 + last}
-        assert read_offsets(store, **everything, **times) == offsets[first:last]
-        ends = [*offsets, log.end]
-        places = {"starting_physical_offset": ends[first], "ending_physical_offset": ends[last]}
-        assert read_offsets(store, **everything, **places) == offsets[first:last]
-        between = {"starting_physical_offset": ends[first] + 1}
-        if first + 1 < len(offsets):
-            assert read_offsets(store, **everything, **between) == offsets[first + 1 :]
-
-
 def test_offsets_that_are_not_in_the_log_are_refused(store: Path, log: MadeLog) -> None:
     with pytest.raises(DataLoss, match=f"the log begins at {FILE_BYTES:,}"):
         read_offsets(store, starting_physical_offset=FILE_BYTES - 1)
@@ -357,3 +358,215 @@ def test_tombstones_are_no_rows_even_if_the_index_is_read_from_its_bak(tmp_path:
     index.with_name("index.json.bak").write_bytes(b"{}")
     with pytest.raises(CorruptLog, match=r"index\.json.* cannot be read"):
         read_offsets(store.path)
+
+
+LONG_FILE_BYTES = 64 * 1024
+
+
+def overwrite_record(store: Path, log: MadeLog, physical_offset: int, blob: bytes) -> None:
+    start, position = log.place(physical_offset)
+    overwrite(store / "commitlog" / f"{start:020d}", position, blob)
+
+
+def offsets_of(log: MadeLog) -> list[int]:
+    return [record.physical_offset for record in log.records]
+
+
+# ---- partitions ----
+
+
+def test_small_files_share_a_partition_and_large_ones_are_cut(store: Path, log: MadeLog) -> None:
+    assert [len(stretches) for stretches in plan_of(store)] == [len(log.files)]
+    cut = plan_of(store, partition_bytes=1000)
+    assert all(sum(each.end - each.begin for each in stretches) <= 1000 + 500 for stretches in cut)
+    flat = [each for stretches in cut for each in stretches]
+    assert {each.begin for each in flat} <= set(offsets_of(log))
+    for one, following in itertools.pairwise(flat):
+        assert one.end == following.begin
+
+
+def test_a_log_is_planned_without_reading_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planning takes a few reads for each partition if the store's checkpoint or last file says where the log ends."""
+    store = make_log(records(400), LONG_FILE_BYTES).write(tmp_path)
+    read = 0
+    plain_read = LocalFiles.read_into
+
+    def counting(self: LocalFiles, handle: int, buffer: memoryview, at: int) -> int:
+        nonlocal read
+        read += len(buffer)
+        return plain_read(self, handle, buffer, at)
+
+    first = find_log(str(store)).files[0]
+    known = ReadableLog(dataclasses.replace(find_log(str(store)), files=(first,)), first.end)
+    monkeypatch.setattr(LocalFiles, "read_into", counting)
+    monkeypatch.setattr(log_reader, "_SCAN_BYTES", 1024)
+    partitions = plan(known, ArchiveOptions("", partition_bytes=LONG_FILE_BYTES // 4))
+    assert len(partitions) == 4
+    assert read < LONG_FILE_BYTES / 2
+
+
+# ---- boundaries ----
+
+
+def feigning(tmp_path: Path) -> MadeLog:
+    """Return a log with a body of 20,000 bytes in its middle that contains records with their own correct offsets."""
+    first = records(30)
+    body_at = sum(len(record.encode()) for record in first) + RECORD_HEAD_BYTES
+    body = forge(body_at, 150)
+    log = make_log([*first, Record(b"orders", body, queue_offset=30), *records(60)], LONG_FILE_BYTES)
+    assert log.records[30].body == body
+    log.write(tmp_path)
+    return log
+
+
+def test_records_in_a_body_never_become_rows_in_silence(tmp_path: Path) -> None:
+    log = feigning(tmp_path)
+    offsets = offsets_of(log)
+    inside = False
+    for partition_bytes in range(1000, 30_000, 1000):
+        begins = [stretches[0].begin for stretches in plan_of(tmp_path, partition_bytes=partition_bytes)]
+        if set(begins) <= set(offsets):
+            assert read_offsets(tmp_path, partition_bytes=partition_bytes) == offsets
+            continue
+        inside = True
+        with pytest.raises(AmbiguousBoundary, match=f'partitionBytes", "{LONG_FILE_BYTES}"'):
+            read_rows(tmp_path, partition_bytes=partition_bytes)
+    assert inside, "no cut fell into the body"
+    assert read_offsets(tmp_path, partition_bytes=LONG_FILE_BYTES) == offsets
+
+
+def test_bytes_before_the_range_are_scanned_if_the_boundary_is_uncertain(tmp_path: Path) -> None:
+    log = feigning(tmp_path)
+    within = log.records[30].physical_offset + 5000
+    for partition_bytes in (1000, 2000, 5000):
+        wanted: dict[str, Any] = {"starting_physical_offset": within, "partition_bytes": partition_bytes}
+        begins = [stretches[0].begin for stretches in plan_of(tmp_path, **wanted)]
+        assert begins[0] == 0, "nothing is skipped on the word of a body"
+        with pytest.raises(AmbiguousBoundary):
+            read_rows(tmp_path, **wanted)
+    assert read_offsets(tmp_path, starting_physical_offset=within) == offsets_of(log)[31:]
+
+
+def test_queues_distinguish_records_from_forged_ones(tmp_path: Path) -> None:
+    """The same with a real store: its queues know where records are, so every cut is right."""
+    store = open_store(tmp_path / "store")
+    sent = put(store, "orders", 0, plain(30))
+    body_at = store.write_offset + RECORD_HEAD_BYTES
+    sent += put(store, "orders", 0, [Message(forge(body_at, 150))])
+    sent += put(store, "orders", 0, plain(60, first=31))
+    store.close()
+    expected = [each.physical_offset for each in sent]
+    for partition_bytes in range(1000, 30_000, 1000):
+        planned = plan_of(tmp_path / "store", partition_bytes=partition_bytes)
+        assert {stretches[0].begin for stretches in planned} <= set(expected)
+        assert read_offsets(tmp_path / "store", partition_bytes=partition_bytes) == expected
+    behind = read_offsets(tmp_path / "store", partition_bytes=1000, starting_physical_offset=expected[70])
+    assert behind == expected[70:]
+    first = plan_of(tmp_path / "store", partition_bytes=1000, starting_physical_offset=expected[70])[0][0].begin
+    assert expected[60] < first <= expected[70], "what lies before is skipped"
+
+
+def test_a_range_that_ends_past_its_files_records_is_damage(store: Path, log: MadeLog) -> None:
+    file = find_log(str(store)).files[0]
+    reader = PartitionReader([LogRange(file, file.start, file.end - 1)], Decoder(COLUMNS), ArchiveOptions(str(store)))
+    with pytest.raises(CorruptLog, match="records end here"):
+        list(reader.batches())
+
+
+# ---- damage ----
+
+
+def test_damage_in_a_topic_that_is_not_read_costs_nothing(tmp_path: Path) -> None:
+    log = make_log(
+        [record for n in range(40) for record in (records(1)[0], Record(b"other", b"%d" % n))], LONG_FILE_BYTES
+    )
+    store = log.write(tmp_path)
+    overwrite_record(store, log, offsets_of(log)[20] + RECORD_HEAD_BYTES, b"\x55")
+    assert read_offsets(store, topics=("other",)) == offsets_of(log)[1::2]
+    with pytest.raises(CorruptLog, match="checksum"):
+        read_rows(store)
+
+
+def test_random_damage_never_gives_a_row_that_was_not_there(tmp_path: Path) -> None:
+    seed = os.environ.get("FLINTMQ_SEED", "1")
+    randomness = random.Random(seed)
+    log = make_log(records(120, size=100), 8192)
+    sound = {record.physical_offset: record.body for record in log.records}
+    for _ in range(20):
+        store = log.write(tmp_path)
+        damaged = set()
+        for _ in range(randomness.randrange(1, 6)):
+            # Not in properties, topic, times and numbers, because no checksum covers them.
+            place = randomness.choice(list(sound))
+            at = place + randomness.choice([*range(12), *range(28, 36), *range(84, 88), *range(88, 190)])
+            overwrite_record(store, log, at, bytes([randomness.randrange(256)]))
+            damaged.add(place)
+        rows = read_rows(store, fail_on_corruption=False, partition_bytes=randomness.randrange(500, 9000))
+        found = {row["physical_offset"]: row["body"] for row in rows}
+        assert len(found) == len(rows), seed
+        assert found.items() <= sound.items(), seed
+        assert sound.keys() - found.keys() <= damaged, seed
+
+
+# ---- bodies, topics, batches ----
+
+
+def test_compressed_bodies_are_decompressed_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lz4")
+    monkeypatch.setattr(decoder, "COMPRESSED_BYTES_MAX", 1000)
+    bodies = [bytes([n]) * 30_000 for n in range(60)]
+    made = []
+    for number, body in enumerate(bodies):
+        stored, flags = Compressor(100, ("lz4", "zstd", "zlib")[number % 3]).compress(body)
+        made.append(Record(b"orders", stored, sys_flag=flags))
+    store = make_log(made, LONG_FILE_BYTES).write(tmp_path)
+    assert [row["body"] for row in read_rows(store)] == bodies
+    (stretches,) = plan_of(store)
+    batches = list(PartitionReader(stretches, Decoder(COLUMNS), ArchiveOptions(str(store))).batches())
+    assert len(batches) > 5
+
+
+def test_a_body_that_does_not_decompress_is_damage(tmp_path: Path) -> None:
+    broken = Record(b"orders", b"not zlib", sys_flag=SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB)
+    sound = dataclasses.replace(broken, body=zlib.compress(b"sound"))
+    log = make_log([sound, broken, sound], LONG_FILE_BYTES)
+    store = log.write(tmp_path)
+    with pytest.raises(CorruptLog, match="does not decompress") as caught:
+        read_rows(store)
+    assert caught.value.physical_offset == offsets_of(log)[1]
+    assert [row["body"] for row in read_rows(store, fail_on_corruption=False)] == [b"sound"] * 2
+
+
+@pytest.mark.parametrize("fail_on_corruption", [True, False])
+def test_a_body_whose_library_is_missing_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, fail_on_corruption: bool
+) -> None:
+    pytest.importorskip("lz4")
+    body, flags = Compressor(100, "lz4").compress(b"x" * 1000)
+    store = make_log([Record(b"orders", b"sound"), Record(b"orders", body, sys_flag=flags)], LONG_FILE_BYTES).write(
+        tmp_path
+    )
+    monkeypatch.setitem(sys.modules, "lz4.frame", None)
+    with pytest.raises(CompressionUnavailable, match=r"of topic 'orders' cannot be read: .*pip install lz4$"):
+        read_rows(store, fail_on_corruption=fail_on_corruption)
+
+
+def test_few_wanted_records_are_collected_into_one_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_reader, "WINDOW_BYTES", 4096)
+    made = [Record(b"rare" if n % 50 == 0 else b"common", b"%d" % n) for n in range(4000)]
+    store = make_log(made, LONG_FILE_BYTES).write(tmp_path)
+    options = ArchiveOptions(str(store), topics=("rare",))
+    (stretches,) = plan_of(store, topics=("rare",))
+    (batch,) = PartitionReader(stretches, Decoder(COLUMNS), options).batches()
+    assert [int(body.as_py()) for body in batch["body"]] == list(range(0, 4000, 50))
+
+
+def test_the_search_for_a_record_takes_up_at_the_next_sound_one(store: Path, log: MadeLog) -> None:
+    file = find_log(str(store)).files[0]
+    places = [place for place in offsets_of(log) if place < file.end]
+    overwrite_record(store, log, places[3] + RECORD.at["magic"], b"\x00")
+    with file.open() as fd:
+        assert next_record(file, fd, places[2] + 1, file.end) == places[4]
+        assert next_record(file, fd, places[2] + 1, file.end, chain=3) == places[4]
+        assert next_record(file, fd, places[0], file.end, chain=4) == places[4]
+        assert next_record(file, fd, places[-1] + 1, file.end) is None
