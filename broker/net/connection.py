@@ -165,25 +165,16 @@ class ClientConnection(asyncio.BufferedProtocol):
     # ---- the short way of PRODUCE: see ``requests.short_sends`` ----
 
     def _enter_short_way(self) -> None:
-        """Let the kernel read this connection soon, if nothing is against it."""
+        """Let the kernel read this connection, if nothing is against it."""
+        short_sends = self.broker.short_sends
+        assert short_sends is not None, "it has served frames"
         self.repeated.served = 0
         if self.stops or self.ending or not self.reading or not self.parser.is_settled() or self.broker.tls is not None:
             return
-        self.reading = False
-        self.transport.pause_reading()
-        # In the next turn of the loop but one: the transport has then sent the answers of this one, as far as it can.
-        loop = self.broker.loop
-        loop.call_soon(loop.call_soon, self._enter_now)
-
-    def _enter_now(self) -> None:
-        short_sends = self.broker.short_sends
-        assert short_sends is not None, "it has served frames"
-        if self.reading or self.stops or self.peer.lost:
-            return  # whatever has removed or will remove the reason reads on
         if short_sends.enter(self.repeated.place, self):
             self.responses.leave_short_way = self._leave_short_way
-        else:
-            self._read_on()
+            self.reading = False
+            self.transport.pause_reading()
 
     def _leave_short_way(self) -> None:
         short_sends = self.broker.short_sends
