@@ -65,7 +65,6 @@ class Token(NamedTuple):
     value: int | float | bytes = 0
 
     def shown(self) -> str:
-        """Return the token as shown in an error message."""
         return "the end" if self.kind == END else f"`{shorten(self.text)}`"
 
 
@@ -247,7 +246,6 @@ CONDITIONS = (Truth, Comparison, Between, OneOf, TextMatch, Missing, Not, All, A
 
 
 def describe(operand: Operand) -> str:
-    """Describe an operand for error messages."""
     if isinstance(operand, Property):
         return "a property"
     if isinstance(operand, Number):
@@ -678,7 +676,6 @@ class _Compiler:
         self._lookup = lookup
 
     def condition(self, node: Condition) -> Evaluate:
-        """Return the function of a condition."""
         if isinstance(node, Truth):
             return _constant(node.value)
         if isinstance(node, Comparison):

@@ -95,9 +95,9 @@ from .errors import InvalidMessageType as InvalidMessageType
 from .errors import ListenerTimeout as ListenerTimeout
 from .errors import TlsFailed as TlsFailed
 from .errors import WrongLoop as WrongLoop
-from .groups.push.consumer import GroupConsumer as GroupConsumer
 from .groups.push.consumer import PushConsumer as PushConsumer
 from .groups.push.delivery import Delivery as Delivery
+from .groups.push.members import GroupConsumer as GroupConsumer
 from .groups.push.options import Subscription as Subscription
 from .groups.push.outcome import GiveUp as GiveUp
 from .groups.push.outcome import Health as Health

@@ -32,6 +32,7 @@ from tests.client_drivers import aio_clients as clients_of_aio
 from tests.forked import FORKS, ForkedProcess, ForkServer
 from tests.processes import (  # noqa: F401 - hooks
     free_port,
+    pytest_collection_finish,
     pytest_collection_modifyitems,
     pytest_deselected,
     pytest_sessionfinish,

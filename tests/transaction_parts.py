@@ -13,8 +13,7 @@ import msgpack
 
 from flintmq.broker.background.flush import flush_service
 from flintmq.broker.delivery.client_handle import Answered
-from flintmq.broker.delivery.groups.consumer_clients import ClientOwners
-from flintmq.broker.delivery.groups.producer_groups import ProducerGroups
+from flintmq.broker.delivery.groups.clients import ClientOwners, ProducerGroups
 from flintmq.broker.delivery.routing import half_request
 from flintmq.broker.delivery.topic_changes import TopicChanges
 from flintmq.broker.delivery.transactions.checks import TransactionalMessageCheckService

@@ -227,7 +227,6 @@ class ProducerSequences:
 
     @property
     def runs(self) -> int:
-        """Number of runs in memory."""
         return self._runs_max - self._room - SEQUENCE_WEIGHT * len(self._sequences)
 
     def may_have(self, prefix: str, topic: str, first: int) -> bool:
@@ -309,7 +308,6 @@ class ProducerSequences:
             self._forget_first()
 
     def forget_topic(self, topic: str) -> None:
-        """Forget the sequences of a deleted topic."""
         for key in [key for key in self._sequences if key[1] == topic]:
             self._forget(self._sequences.pop(key))
 

@@ -68,7 +68,6 @@ _NAMES_A_NOTE = 1_000
 
 
 def note_record(note: Note, now_ms: int, host: bytes) -> Record:
-    """Return the record of a note."""
     properties = encode_properties({PROPERTY_TAGS: note[0]})
     return Record(OP_PREPARED_TOPIC.encode(), msgpack.packb(note), properties, born_timestamp=now_ms, born_host=host)
 
@@ -129,7 +128,6 @@ class Stage:
 
     @property
     def messages(self) -> int:
-        """Number of its messages."""
         return sum(each.end - each.first for each in self.ranges)
 
 
@@ -191,7 +189,6 @@ class StageTable:
         return waiting + sum(commit.messages - commit.position for commit in list(self.commits.values()))
 
     def is_committed(self, scope: str, sequence: int) -> bool:
-        """Return whether this transaction is committed."""
         return self.sequences.get(scope, -1) >= sequence
 
     # ---- events
@@ -249,7 +246,6 @@ class StageTable:
     # ---- queries
 
     def names_with_prefix(self, prefix: str) -> list[str]:
-        """Return the stages whose names begin with ``prefix``."""
         return [name for name in self.stages if name.startswith(prefix)]
 
     def idle_since(self, moment_ms: int) -> list[str]:
@@ -310,7 +306,6 @@ class _Start:
         self._settle()
 
     def _take(self, note: Note, record: Record) -> None:
-        """Apply a note to the table."""
         table, kind, values = self.table, note[0], note[1:]
         if kind == STAGE:
             name, first, count, topic, queue = values
@@ -504,7 +499,6 @@ class PendingCommit:
             self._waiting.append(done)
 
     def report(self, error: BrokerError | None) -> None:
-        """Report success (None) or the error to all callers that wait."""
         self._finished, self._error = True, error
         for done in self._waiting:
             done(error)
@@ -542,7 +536,6 @@ class StagedTransactions:
         self._worker: LoopWorker | None = None
 
     def restore(self, table: StageTable) -> None:
-        """Take over the state restored from the log."""
         self.table = table
         for scope, commit in table.commits.items():
             self.pending[scope] = PendingCommit(commit, decided=True)
@@ -559,7 +552,6 @@ class StagedTransactions:
         self._worker.start()
 
     async def stop(self) -> None:
-        """Stop copying; wait for the running step."""
         if self._worker is not None:
             await self._worker.stop()
 
@@ -733,12 +725,10 @@ class StagedTransactions:
     # finds the last copy, because each copy stores the offset of its staged message.
 
     def next_due_ms(self) -> int | None:
-        """Return when the next stage expires, or None."""
         oldest_ms = self.table.oldest_active_ms()
         return None if oldest_ms is None else oldest_ms + self.timeout_ms
 
     def backlog(self) -> int:
-        """Return the number of committed messages that are not copied yet."""
         return sum(each.commit.messages - each.commit.position for each in self.pending.values())
 
     async def step(self, now_ms: int) -> bool:

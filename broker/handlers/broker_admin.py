@@ -456,18 +456,7 @@ def get_replica_status(request: Request, member: ReplicaMember | None) -> None:
         request.respond(ReplicaStatusAnswer(), pack_rows([]))
         return
     status = member.status()
-    answer = ReplicaStatusAnswer(
-        set=member.identity.replica_set,
-        member=member.identity.member,
-        role=status.role,
-        epoch=status.epoch,
-        primary=status.primary,
-        min_in_sync=status.min_in_sync,
-        end=status.end,
-        confirmed=status.confirmed,
-        reason=status.reason,
-    )
-    request.respond(answer, pack_rows(status.rows))
+    request.respond(status.answer, pack_rows(status.rows))
 
 
 def switch_primary(request: Request, member: ReplicaMember | None) -> None:

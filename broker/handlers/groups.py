@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from ...protocol.frames import Frame
     from ..delivery.client_handle import ClientHandle
     from ..delivery.groups.admin import GroupAdmin
+    from ..delivery.groups.clients import ProducerGroups
     from ..delivery.groups.coordinator import GroupCoordinator
     from ..delivery.groups.group import ConsumerGroup, Member, Queue
-    from ..delivery.groups.producer_groups import ProducerGroups
     from ..delivery.pop.service import PopService
     from ..delivery.scheduled.worker import Delays
     from ..requests.request import Request

@@ -93,7 +93,6 @@ class Exposition:
         self._lines: list[str] = []
 
     def text(self) -> bytes:
-        """Return all added families, encoded."""
         return "".join(self._lines).encode()
 
     def add(self, metric: Metric, rows: Rows) -> None:
@@ -443,15 +442,16 @@ def _add_replica(out: Exposition, broker: Broker) -> None:
     member = broker.member
     if member is None:
         return
-    status = member.status()
+    found = member.status()
+    status, rows = found.answer, found.rows
     out.add_by(catalog.REPLICA_ROLE, ((role.value, int(role.value == status.role)) for role in Role))
     out.add_one(catalog.REPLICA_EPOCH, status.epoch)
-    out.add_one(catalog.REPLICA_MEMBERS, len(status.rows))
-    out.add_one(catalog.REPLICA_IN_SYNC, sum(row.in_sync for row in status.rows))
+    out.add_one(catalog.REPLICA_MEMBERS, len(rows))
+    out.add_one(catalog.REPLICA_IN_SYNC, sum(row.in_sync for row in rows))
     out.add_one(catalog.REPLICA_MIN_IN_SYNC, status.min_in_sync)
     out.add_one(catalog.REPLICA_UNCONFIRMED, status.end - status.confirmed)
     leads = status.role == Role.PRIMARY.value
-    followers = [row for row in status.rows if leads and row.member != member.identity.member]
+    followers = [row for row in rows if leads and row.member != status.member]
     out.add_by(
         catalog.REPLICA_LAG_BYTES,
         ((row.member, max(status.end - row.flushed, 0)) for row in followers if row.connected and row.flushed >= 0),

@@ -293,7 +293,6 @@ class MetricsEndpoint:
         self._stage = f"starting: {stage}" + (f", {done * 100 // total} %" if total else "")
 
     def started(self, broker: Broker, services: Sequence[Service]) -> None:
-        """Report the broker as ready from now on."""
         self._services = services
         self._broker = broker
         self._stage = ""
@@ -334,7 +333,7 @@ class MetricsEndpoint:
             return problem or broker.write_refusal(), "ready"
         if member.serves:
             return problem or broker.write_refusal(), "ready: primary"
-        problem = problem or broker.store_refusal() or member.status().standby_problem(member.identity.member)
+        problem = problem or broker.store_refusal() or member.status().standby_problem()
         return problem, "ready: follower in sync"
 
     async def _metrics_page(self) -> Page:

@@ -64,12 +64,10 @@ class LogFollower:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether the store has no record."""
         return self.store.write_offset == self.store.min_physical_offset
 
     @property
     def unflushed_bytes(self) -> int:
-        """Number of bytes that were appended since the last flush."""
         return self.store.write_offset - self.store.flushed_offset
 
     def begin_at(self, physical_offset: int) -> None:

@@ -139,7 +139,6 @@ async def read_record(client: MasterClient, physical_offset: int) -> bytes:
 
 
 async def read_tables(client: MasterClient, settings: MasterSettings) -> MasterTables:
-    """Return the master's tables."""
     return MasterTables(
         await _table(client, GET_ALL_TOPIC_CONFIG),
         await _table(client, GET_ALL_SUBSCRIPTIONGROUP_CONFIG),

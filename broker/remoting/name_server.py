@@ -88,7 +88,7 @@ class NameServerRole:
         """Return the version, as RocketMQ compares it, of a table with this number of changes since the start."""
         member = self._broker.member
         # RocketMQ compares ``stateVersion`` first, so a new primary's table is newer even after fewer changes.
-        epoch = member.status().epoch if member is not None else 0
+        epoch = member.status().answer.epoch if member is not None else 0
         return {"counter": changes, "stateVersion": epoch, "timestamp": self._started_ms}
 
     def topics_version(self) -> dict[str, int]:

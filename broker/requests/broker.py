@@ -18,8 +18,8 @@ from ..budgets import InFlightBudget, ReceiveBudget, SendBudget
 from ..config import PRODUCER_RUNS_MAX
 from ..delivery.deduplication import ProducerSequences
 from ..delivery.groups.admin import GroupAdmin
+from ..delivery.groups.clients import ProducerGroups
 from ..delivery.groups.coordinator import GroupChanges, GroupCoordinator, OffsetMover
-from ..delivery.groups.producer_groups import ProducerGroups
 from ..delivery.pop.service import PopService
 from ..delivery.redelivery import RetryService
 from ..delivery.scheduled.worker import Delays

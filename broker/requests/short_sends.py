@@ -86,9 +86,6 @@ class ShortConnection(Protocol):
     bytes_in: int
     reads: int
 
-    def flushed(self, error: BrokerError | None) -> None:
-        """Send the responses that became due."""
-
     def left_short_way(self, data: bytes) -> None:
         """Read again, after these bytes, which arrived before."""
 
@@ -530,7 +527,7 @@ class ShortSends:
                     connection.left_short_way(b"")
         self._answers.popleft()
         for connection in answers.handed_over:
-            connection.flushed(error)
+            connection.responses.flushed(error)
 
     def _send(self, reads: Table, out: Table, count: int, *, waits: bool) -> None:
         """Send the answers of ``count`` reads that wait for a flush, or of those that do not."""

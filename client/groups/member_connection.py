@@ -14,6 +14,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from math import inf
 
@@ -42,8 +43,8 @@ class MemberConnection(ABC):
     def __init__(self, owner: str, seconds: float, dialer: Dialer) -> None:
         self.failure: FlintError | None = None
         """The error after which the member cannot continue."""
-        self.ended = threading.Event()
-        """Set when the member has ended, and its connection is closed."""
+        self.ended: Future[None] = Future()
+        """Done when the member has ended, and its connection is closed."""
         self._owner = owner
         self._seconds = seconds
         self._dialer = dialer
@@ -94,7 +95,7 @@ class MemberConnection(ABC):
     @property
     def running(self) -> bool:
         """True after the start, until the end."""
-        return self._loop is not None and not self.ended.is_set()
+        return self._loop is not None and not self.ended.done()
 
     @property
     def trouble(self) -> FlintError | None:
@@ -321,7 +322,7 @@ class MemberConnection(ABC):
                 connection.abort()
                 await connection.closed
             self._connection = None
-            self.ended.set()
             self._ended(error)
         finally:
+            self.ended.set_result(None)
             self._threads.leave()

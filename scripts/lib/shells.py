@@ -17,6 +17,7 @@ SHELLS = {
     "client/aio/consumer.py": "client/sync/consumer.py",
     "client/aio/producer.py": "client/sync/producer.py",
     "client/aio/rpc.py": "client/sync/rpc.py",
+    "client/groups/push/aio_members.py": "client/groups/push/members.py",
     "client/groups/transactions/aio_producer.py": "client/groups/transactions/producer.py",
 }
 ROOT = Path(__file__).resolve().parents[2]

@@ -176,7 +176,27 @@ def test_a_signal_ends_a_consumer_that_waits_for_its_broker(program: str, tmp_pa
     waiting = Program(program, "127.0.0.1:1", "t", tmp_path)
     until(lambda: "waiting for the broker" in waiting.stderr.read_text())
     waiting.signal(signal.SIGTERM)
-    assert waiting.end() == (0, "in order\n")
+    assert waiting.end() == (0, "in order\n"), waiting.stderr.read_text()
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_signal_that_does_not_wake_the_main_thread_is_noticed(program: str, tmp_path: Path) -> None:
+    quiet = """
+import signal, threading
+
+def kill():
+    time.sleep(0.2)  # the main thread waits by then; if not, it notices the signal all the more
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+class Waiting(logging.Handler):
+    def emit(self, record):
+        if "waiting for the broker" in record.getMessage():
+            threading.Thread(target=kill).start()
+
+logging.getLogger().addHandler(Waiting())
+"""
+    waiting = Program(program.replace("OPTIONS =", f"{quiet}\nOPTIONS ="), "127.0.0.1:1", "t", tmp_path)
+    assert waiting.end() == (0, "in order\n"), waiting.stderr.read_text()
 
 
 def test_in_another_thread_it_runs_until_another_thread_closes_it(

@@ -18,7 +18,6 @@ from tests.pop_tools import (
     ordered,
     pop,
     produce,
-    pull,
     renewed,
     settle,
 )
@@ -74,15 +73,6 @@ def test_a_renewal_gives_more_time_and_a_new_receipt(remote: RemotingSocket, top
     assert pop(remote, topic, group, pollTime=800).code == codes.POLLING_TIMEOUT
     assert settle(remote, message, group).code == codes.NO_MESSAGE
     assert settle(remote, renewed(message, answer), group).code == codes.SUCCESS
-
-
-def test_a_renewal_with_little_time_returns_the_message(remote: RemotingSocket, topic: str, group: str) -> None:
-    produce(remote, topic, "a")
-    (message,) = messages(pop(remote, topic, group), topic)
-    answer = settle(remote, message, group, codes.CHANGE_MESSAGE_INVISIBLETIME, invisibleTime=SHORT_MS)
-    assert answer.code == codes.SUCCESS
-    (again,) = messages(pop(remote, topic, group, pollTime=20_000), topic)
-    assert again.reconsume_times == 1
 
 
 def test_a_batch_acknowledges_by_bits(remote: RemotingSocket, topic: str, group: str) -> None:
@@ -298,23 +288,3 @@ def test_a_bad_receipt_settles_nothing(
     answer = settle(remote, message, group, request_code, **{"invisibleTime": 1_000, **fields})
     assert answer.code == code, answer.remark
     assert settle(remote, message, group).code == codes.SUCCESS
-
-
-# ---- progress that others set ----
-
-
-def test_an_operator_who_sets_the_offset_makes_receipts_void(remote: RemotingSocket, topic: str, group: str) -> None:
-    produce(remote, topic, *"abcdefghij")
-    old = messages(pop(remote, topic, group), topic)
-    remote.call(codes.UPDATE_CONSUMER_OFFSET, {"consumerGroup": group, "topic": topic, "queueId": 0, "commitOffset": 4})
-    assert bodies(pop(remote, topic, group), topic) == [*map(str.encode, "efghij")]
-    assert settle(remote, old[5], group).code == codes.NO_MESSAGE
-
-
-def test_a_pull_consumer_of_the_same_group_sees_what_is_not_acknowledged(
-    remote: RemotingSocket, topic: str, group: str
-) -> None:
-    produce(remote, topic, "a", "b")
-    first, _ = messages(pop(remote, topic, group), topic)
-    settle(remote, first, group)
-    assert [record.body for record in pull(remote, topic, committed(remote, topic, group))] == [b"b"]

@@ -75,19 +75,6 @@ def test_a_message_becomes_a_dead_letter(consumer: RemotingConsumer, topic: str,
     assert (record.body, record.property_map()["RETRY_TOPIC"]) == (b"m0", topic)
 
 
-def test_a_message_of_which_the_last_delivery_failed_becomes_a_dead_letter(
-    consumer: RemotingConsumer, topic: str
-) -> None:
-    send_back(consumer, first(consumer, topic), maxReconsumeTimes=1)
-    send_back(consumer, redelivered(consumer), maxReconsumeTimes=1)
-    assert dead_letter(consumer).reconsume_times == 2
-
-
-def test_a_negative_maximum_means_the_groups_own(consumer: RemotingConsumer, topic: str) -> None:
-    send_back(consumer, first(consumer, topic), maxReconsumeTimes=-1)
-    assert redelivered(consumer).reconsume_times == 1
-
-
 @pytest.mark.parametrize(
     ("fields", "code", "words"),
     [

@@ -84,15 +84,6 @@ def test_a_connection_closes_after_the_end_of_a_transaction_that_is_not_there(
         assert remote.is_closed()
 
 
-def test_a_half_message_that_is_rolled_back_is_not_delivered(remote: RemotingSocket, topic: str, group: str) -> None:
-    answer = send_half(remote, topic, group)
-    assert remote.call(codes.END_TRANSACTION, end_fields(answer, group, ROLLBACK)).code == codes.SUCCESS
-    late = remote.call(codes.END_TRANSACTION, end_fields(answer, group, COMMIT))
-    assert late.code == codes.SYSTEM_ERROR
-    assert "rolled back" in late.remark
-    assert remote.pull(topic, 1) == []
-
-
 def test_ends_may_be_one_way_and_repeated(remote: RemotingSocket, topic: str, group: str) -> None:
     answer = send_half(remote, topic, group)
     remote.send(codes.END_TRANSACTION, end_fields(answer, group, COMMIT), one_way=True)
@@ -220,15 +211,6 @@ def test_the_broker_asks_a_producer_of_the_group_and_takes_its_decision(
             assert remote.call(codes.END_TRANSACTION, end).code == codes.SUCCESS
             assert remote.pull(topic, 1) == []
         assert not other.requests
-
-
-def test_the_offsets_of_the_send_still_count_after_a_question(checking: RemotingBroker, topic: str, group: str) -> None:
-    with checking.connect() as remote:
-        remote.heart_beat("client", (group,))
-        answer = send_half(remote, topic, group)
-        _asked(remote)
-        assert remote.call(codes.END_TRANSACTION, end_fields(answer, group, COMMIT)).code == codes.SUCCESS
-        assert len(remote.pull(topic, 1, wait_ms=5_000)) == 1
 
 
 def test_a_parked_transaction_is_resumed_and_asked_about_again(

@@ -83,7 +83,7 @@ def test_answers_of_many_connections_name_the_places_of_their_messages(
 def test_a_client_that_reads_its_answers_late_gets_all_of_them_in_order(
     broker: Any, connect: Connect, flush: str
 ) -> None:
-    connection = connect(broker("--flush", flush, settings={"limits.write_buffer_bytes_max": 65_536}))
+    connection = connect(broker("--flush", flush))
     create(connection)
     began = enter(connection)
     count = 60_000

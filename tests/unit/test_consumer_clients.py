@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import pytest
 
-from flintmq.broker.delivery.groups.consumer_clients import (
+from flintmq.broker.delivery.groups.clients import (
     EXPIRY_S,
     LOCK_S,
     NOTIFIED_AT_ONCE_MAX,
@@ -18,7 +18,7 @@ from flintmq.broker.delivery.groups.consumer_clients import (
     ClientSubscription,
     ConsumerClients,
 )
-from flintmq.broker.delivery.groups.subscription_memory import SubscriptionMemory
+from flintmq.broker.delivery.groups.group import SubscriptionMemory
 from flintmq.protocol.errors import GroupKind, LimitReached
 from tests.manual_clock import ManualClock
 from tests.remotes import FakeRemote

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from flintmq.broker.delivery.groups.consumer_clients import ClientOwners
-from flintmq.broker.delivery.groups.producer_groups import ProducerGroups
+from flintmq.broker.delivery.groups.clients import ClientOwners, ProducerGroups
 from flintmq.broker.remoting.registry import ROWS
 from flintmq.broker.security.users import REMEMBERED_MAX, AccessTable, UserRights
 from flintmq.protocol.auth.permissions import (

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from flintmq.client import Batch, InvalidArgument, PushConsumer, StoredMessage, TransactionProducer, aio
 from flintmq.client.core.rpc.access import AccessOptions
-from flintmq.client.groups.push.options import DEFAULTS, PushOptions
+from flintmq.client.groups.push.options import Options, PushOptions, ReceiveOptions
 
 
 def plain(message: StoredMessage) -> None:
@@ -102,8 +103,10 @@ def test_type_checkers_know_which_listener_is_valid() -> None:
     aio.PushConsumer(group="g", topics="t", listener=coroutine, batch=10)  # type: ignore[arg-type]  # the wrong argument is the test
 
 
-def test_every_option_except_workers_has_a_default() -> None:
-    assert DEFAULTS.keys() | {"workers"} == PushOptions.__annotations__.keys() - AccessOptions.__annotations__.keys()
+@pytest.mark.parametrize("keywords", [PushOptions, ReceiveOptions])
+def test_every_option_that_can_be_passed_is_checked(keywords: type) -> None:
+    passed = keywords.__annotations__.keys() - AccessOptions.__annotations__.keys()
+    assert passed <= {each.name for each in fields(Options)}
 
 
 @pytest.mark.parametrize("check", COROUTINES)

@@ -118,5 +118,5 @@ def test_an_invalid_option_of_a_group_consumer_is_named(kind: type[Any], options
 
 def test_a_group_consumers_messages_may_stay_open_for_ever() -> None:
     options = check_receive_options("g", "t", {"max_open": 7})
-    assert (options.open_max, options.uncommitted_max, options.listener_seconds) == (7, 10_000, math.inf)
+    assert (options.max_open, options.max_uncommitted, options.listener_timeout) == (7, 10_000, math.inf)
     assert (options.receives, options.orderly) == (True, False)

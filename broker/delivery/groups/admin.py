@@ -11,7 +11,7 @@ from ....protocol.errors import CommitIllegal, InvalidParameter, QueueNotExist
 from ....protocol.names import check_client_group
 from ...background.loop_work import called_back
 from ..old_retries import is_alone
-from .consumer_clients import live_members
+from .clients import live_members
 
 if TYPE_CHECKING:
     from ....protocol.commands import ResetOffsetRequest

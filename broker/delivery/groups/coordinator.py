@@ -33,9 +33,8 @@ from ....protocol.storage.delivery import (
 from ....protocol.storage.record import PROPERTY_KEYS, PROPERTY_TAGS, Record, encode_properties
 from ...store import TopicConfig
 from ..old_retries import is_alone, pop_retry_topics
-from .consumer_clients import ConsumerClients, live_members
-from .group import CLUSTERING, ConsumerGroup, Member, MemberSubscription
-from .subscription_memory import SubscriptionMemory
+from .clients import ConsumerClients, live_members
+from .group import CLUSTERING, ConsumerGroup, Member, MemberSubscription, SubscriptionMemory
 
 if TYPE_CHECKING:
     from ....protocol.commands import HeartBeatRequest

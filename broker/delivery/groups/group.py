@@ -15,17 +15,17 @@ This module uses no loop, no store and no clock: the coordinator passes in what 
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from ....protocol.errors import EpochFenced, MemberNameTaken, MemberUnknown, SubscriptionIllegal
+from ....protocol.errors import EpochFenced, LimitReached, MemberNameTaken, MemberUnknown, SubscriptionIllegal
 from ....protocol.storage.delivery import RETRY_TOPIC_PREFIX
-from .subscription_memory import memory_of
 
 if TYPE_CHECKING:
     from ..client_handle import ClientHandle
@@ -90,11 +90,9 @@ class _Loads:
         self._queues: defaultdict[str, dict[str, list[int]]] = defaultdict(dict)
 
     def topics(self, member: str) -> list[str]:
-        """Return the topics that the member has queues of."""
         return sorted(topic for topic, ids in self._queues[member].items() if ids)
 
     def add(self, member: str, queue: Queue) -> None:
-        """Give a queue to a member."""
         topic, queue_id = queue
         self._queues[member].setdefault(topic, []).append(queue_id)
         self.counts[member] += 1
@@ -215,6 +213,37 @@ def _spread_topics(
                     break
 
 
+# ---- Memory of the subscriptions of all live members of groups, which the broker keeps as long as they live.
+
+ENTRY_BYTES = 400
+"""Memory of one subscription without its texts: the object, and its places in the tables."""
+
+
+def memory_of(subscriptions: Iterable[tuple[str, ...]]) -> int:
+    """Return the memory of subscriptions. Each is given by its texts."""
+    return sum(ENTRY_BYTES + sum(map(sys.getsizeof, texts)) for texts in subscriptions)
+
+
+class SubscriptionMemory:
+    """The budget of all subscriptions. ``bytes``: what they take; ``bytes_max``: what they may take together."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes = 0
+        self.bytes_max = bytes_max
+
+    def check(self, member: str, more: int) -> None:
+        """Raise ``LimitReached`` if a member, named for the error, cannot have ``more`` bytes."""
+        if more > 0 and self.bytes + more > self.bytes_max:
+            raise LimitReached(
+                f"the subscriptions of {member} cannot be kept: those of all members take {self.bytes} bytes, and "
+                f"limits.subscription_bytes_max is {self.bytes_max}; subscribe to less, stop other members, or raise "
+                "the limit",
+                subscription_bytes_max=self.bytes_max,
+            )
+
+
+# ---- The group and its members.
+
 CLUSTERING = "clustering"
 BROADCASTING = "broadcasting"
 EMPTY, REBALANCING, STABLE = "empty", "rebalancing", "stable"
@@ -296,7 +325,6 @@ class ConsumerGroup:
         return STABLE if self.settled or not self.clustering else REBALANCING
 
     def topics(self) -> set[str]:
-        """Return all topics that a member subscribes to."""
         return set(self._wanted)
 
     # ---- joining and leaving

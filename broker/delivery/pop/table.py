@@ -214,7 +214,6 @@ class QueueInFlight:
         return True
 
     def advance(self, committed: int) -> None:
-        """Settle all messages before ``committed``."""
         self.open = {offset: delivery for offset, delivery in self.open.items() if offset >= committed}
         self.pass_over(committed)
 
@@ -373,7 +372,6 @@ class InFlightTable:
             self._forgotten(key)
 
     def forget_topic(self, topic: str) -> None:
-        """Forget what is in flight in a deleted topic."""
         for key in [key for key in self._queues if key.topic == topic]:
             self.forget(key)
 
@@ -393,7 +391,6 @@ class InFlightTable:
         return state.blocked_until(take) if state is not None else None
 
     def room(self, key: QueueKey) -> int:
-        """Return how many more messages of the queue the group may have in flight."""
         state = self._queues.get(key)
         of_queue = len(state.open) if state is not None else 0
         if state is not None and state.ordered:
@@ -442,7 +439,6 @@ class InFlightTable:
         return state.counts if state is not None else {}
 
     def settle(self, key: QueueKey, offset: int, pop_ms: int) -> bool:
-        """Settle a message as ``QueueInFlight.settle`` does."""
         state = self._find(key)
         if state is None or not state.settle(offset, pop_ms):
             return False
@@ -451,7 +447,6 @@ class InFlightTable:
         return True
 
     def renew(self, key: QueueKey, offset: int, pop_ms: int, take: Take, *, keep: bool = False) -> InFlight | None:
-        """Give a message new time as ``QueueInFlight.renew`` does."""
         state = self._find(key)
         delivery = state.renew(offset, pop_ms, take, keep=keep) if state is not None else None
         if delivery is not None:
@@ -496,7 +491,6 @@ class InFlightTable:
         return Due(expired, list(free))
 
     def begin_return(self, key: QueueKey, offset: int, pop_ms: int) -> InFlight | None:
-        """Let a message move as ``QueueInFlight.begin_return`` does."""
         state = self._find(key)
         return state.begin_return(offset, pop_ms) if state is not None else None
 
@@ -543,7 +537,6 @@ QUEUE, TAKEN, SETTLED, RENEWED, FORGOTTEN = "q", "t", "s", "r", "f"
 
 
 def runs_of(offsets: Iterable[int]) -> list[list[int]]:
-    """Return ascending offsets as half-open ranges."""
     runs: list[list[int]] = []
     for offset in offsets:
         if runs and runs[-1][1] == offset:
@@ -562,7 +555,6 @@ def taken(key: QueueKey, start: int, end: int, offsets: Sequence[int], take: Tak
 
 
 def settled(key: QueueKey, offsets: Iterable[int]) -> PopEntry:
-    """Return the entry for settled messages."""
     return [SETTLED, *key, runs_of(offsets)]
 
 

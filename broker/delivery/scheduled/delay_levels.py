@@ -127,7 +127,6 @@ class Level:
 
     @property
     def pending(self) -> int:
-        """Number of waiting messages."""
         return max(self.queue.max_offset - self.next_offset, 0)
 
 
@@ -181,7 +180,6 @@ class DelayLevels:
         return min((level.due_ms for level in self.levels.values() if level.pending), default=None)
 
     def backlog(self) -> int:
-        """Return the number of waiting messages."""
         return sum(level.pending for level in self.levels.values())
 
     async def _find_levels(self, now_ms: int) -> None:

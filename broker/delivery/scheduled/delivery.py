@@ -148,7 +148,6 @@ class Deliverer:
             return await self.loop.run_in_executor(self._readers, read, False)
 
     async def in_reader(self, call: Callable[[], T]) -> T:
-        """Run ``call`` in a reader thread."""
         return await self.loop.run_in_executor(self._readers, call)
 
     async def first_offset(self, queue: ConsumeQueue) -> int:
@@ -163,7 +162,6 @@ class Deliverer:
         return np.frombuffer(blob, UNIT_DTYPE)
 
     async def read_records(self, chosen: np.ndarray) -> WaitingRecords:
-        """Read the records of these units."""
         return await self.read_hot_or_cold(lambda hot: self.store.rewriter.read(chosen, hot=hot))
 
     async def deliver(
@@ -211,7 +209,6 @@ class Deliverer:
         return end_offset
 
     def count_unreadable(self, count: int) -> None:
-        """Count and log waiting messages that cannot be read."""
         if count:
             self.unreadable += count
             self._say(f"{count} delayed messages cannot be delivered: they are damaged or no longer in the log")

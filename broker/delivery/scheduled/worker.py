@@ -56,7 +56,6 @@ class Delays:
         }
 
     def start(self) -> None:
-        """Start delivering."""
         for worker in self._workers.values():
             worker.start()
 
@@ -67,11 +66,9 @@ class Delays:
             worker.wake()
 
     async def stop(self) -> None:
-        """Stop delivering; wait for the running steps."""
         await asyncio.gather(*[worker.stop() for worker in self._workers.values()])
 
     def pending_of(self, topic: str) -> int:
-        """Return the number of messages that wait for delivery to this topic."""
         return self.levels.topics.get(topic, 0) + self.timers.state.topics.get(topic, 0)
 
     def oldest_timed(self) -> int | None:

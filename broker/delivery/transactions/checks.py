@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ....protocol.frames import Frame
     from ....protocol.storage.record import Record
     from ...background.loop_work import CallAt, LoopTimer
-    from ..groups.producer_groups import ProducerGroups
+    from ..groups.clients import ProducerGroups
     from .service import TransactionalMessageService
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,6 @@ class TransactionalMessageCheckService:
         self._arm()
 
     def stop(self) -> None:
-        """Stop checking."""
         self._stopped = True
         for timer in (self._timer, self._ask_timer):
             if timer is not None:
@@ -109,7 +108,6 @@ class TransactionalMessageCheckService:
             self._timer, self._timer_at = self._call_at(due, self._step), due
 
     def _step(self) -> None:
-        """Check the transactions that are due, and schedule the next step."""
         self._timer = None
         if self._stopped:
             return

@@ -95,7 +95,6 @@ class Half:
 
 
 def check_destination(half: Half, store: MessageStore) -> None:
-    """Raise if the message's topic or queue no longer exists."""
     topic = store.topics.get(half.topic)
     if topic is None:
         raise TopicNotExist(
@@ -130,7 +129,6 @@ def committed(half: Half, record: Record) -> Record:
 
 
 def is_committed(record: Record) -> bool:
-    """Return whether a record is a transaction's committed message."""
     return record.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_COMMIT
 
 

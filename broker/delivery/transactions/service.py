@@ -167,7 +167,6 @@ class OpenTransactions:
         return sorted([*self._unconfirmed.values(), *begun], key=lambda each: each.half.queue_offset)
 
     def get(self, transaction_id: str) -> OpenTransaction | None:
-        """Return the open transaction with this id, or None."""
         return self._by_id.get(transaction_id)
 
     def at(self, queue_offset: int) -> OpenTransaction | None:
@@ -175,7 +174,6 @@ class OpenTransactions:
         return self._by_queue_offset.get(queue_offset)
 
     def is_open(self, transaction: OpenTransaction) -> bool:
-        """Return whether the transaction is still open."""
         return self._by_id.get(transaction.half.transaction_id) is transaction
 
     def find_ended(self, transaction_id: str) -> Ended | None:
@@ -216,7 +214,6 @@ class OpenTransactions:
         return ended
 
     def confirm_end(self, transaction_id: str) -> None:
-        """Note that the end of a transaction is acknowledged."""
         self._unconfirmed.pop(transaction_id, None)
 
     def remember_end(self, ended: Ended) -> None:
@@ -358,7 +355,6 @@ class History:
         return list(records_from(self._store, TRANSACTION_PARKED_TOPIC, begin, end)), end, end < queue.max_offset
 
     def parked_count(self) -> int:
-        """Return the number of messages in the parked topic. Blocks."""
         queue = self._store.queues.get(TRANSACTION_PARKED_TOPIC, 0)
         return queue.max_offset - self._store.queue_reads.first_offset(queue) if queue is not None else 0
 
@@ -464,7 +460,6 @@ class TransactionalMessageService:
         self._stopped = False
 
     def stop(self) -> None:
-        """Stop writing."""
         self._stopped = True
 
     def close(self) -> None:
@@ -520,7 +515,6 @@ class TransactionalMessageService:
             )
 
     def add_halves(self, halves: Iterable[Half]) -> None:
-        """Enter appended half messages."""
         for half in halves:
             self.opened += 1
             self._open(half)
@@ -703,7 +697,6 @@ class TransactionalMessageService:
         self._write_again_later()
 
     def _write_again_later(self) -> None:
-        """Schedule another attempt to write the notes after a failure."""
         self._write_due = bool(self._finished)
         if self._write_due:
             self.loop.call_later(RETRY_AFTER_S, self._topics_are_there, None)

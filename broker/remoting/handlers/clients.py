@@ -10,7 +10,7 @@ from ....protocol.errors import BrokerError, BrokerFailure, FilterIllegal, Inval
 from ....protocol.names import check_client_group
 from ....protocol.remoting import codes, fastjson
 from ....protocol.storage.delivery import retry_topic
-from ...delivery.groups.consumer_clients import (
+from ...delivery.groups.clients import (
     CLUSTERING,
     EXPIRY_S,
     MESSAGE_MODELS,
@@ -26,10 +26,9 @@ from ..request import AT_ONCE_BYTES_MAX
 from ..rules import INNER_PRODUCER_GROUP, check
 
 if TYPE_CHECKING:
-    from ...delivery.groups.consumer_clients import ConsumerClients
+    from ...delivery.groups.clients import ConsumerClients, ProducerGroups
     from ...delivery.groups.coordinator import GroupCoordinator
     from ...delivery.groups.group import Queue
-    from ...delivery.groups.producer_groups import ProducerGroups
     from ...delivery.writer import RecordWriter
     from ...store import MessageStore
     from ..gateway import RemotingGateway

@@ -23,13 +23,7 @@ from ....protocol.remoting.fastjson import ObjectMap, encode
 from ....protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 from ....protocol.storage.javahash import tags_code
 from ...addresses import format_address
-from ...delivery.groups.consumer_clients import (
-    BROADCASTING,
-    CLUSTERING,
-    MESSAGE_MODELS,
-    ClientSubscription,
-    live_members,
-)
+from ...delivery.groups.clients import BROADCASTING, CLUSTERING, MESSAGE_MODELS, ClientSubscription, live_members
 from ...delivery.pop.service import ALL_QUEUES
 from ...handlers.groups import HOT_QUEUES_MAX
 from ...handlers.offsets import sees_progress
@@ -43,9 +37,9 @@ from .topics import reply_json
 if TYPE_CHECKING:
     from ...delivery.client_handle import ClientHandle
     from ...delivery.groups.admin import GroupAdmin
+    from ...delivery.groups.clients import ProducerGroups
     from ...delivery.groups.coordinator import GroupCoordinator
     from ...delivery.groups.group import ConsumerGroup, Queue
-    from ...delivery.groups.producer_groups import ProducerGroups
     from ...store import MessageStore
     from ..gateway import RemotingGateway
     from ..json_fields import JsonFields

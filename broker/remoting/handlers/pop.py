@@ -16,7 +16,7 @@ from ....protocol.names import check_client_group
 from ....protocol.remoting import codes
 from ....protocol.storage.delivery import PROPERTY_RECORD_CRC, RETRY_TOPIC_PREFIX, pop_retry_topic
 from ....protocol.storage.record import decode_record, encode_properties
-from ...delivery.groups.consumer_clients import ClientSubscription
+from ...delivery.groups.clients import ClientSubscription
 from ...delivery.pop.service import ALL_QUEUES, WaitEnd
 from ...delivery.pop.table import QueueKey, Take
 from ...handlers.groups import SUBSCRIPTION_CHARS_MAX

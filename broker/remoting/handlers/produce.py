@@ -57,7 +57,7 @@ from ..topic_rows import PERM_INHERIT
 if TYPE_CHECKING:
     from ....protocol.storage.record import Record
     from ...delivery.deduplication import StoredBefore
-    from ...delivery.groups.producer_groups import ProducerGroups
+    from ...delivery.groups.clients import ProducerGroups
     from ...delivery.redelivery import RetryService
     from ...requests.broker import Broker
     from ...requests.request import Request

@@ -12,7 +12,7 @@ from ....protocol.frames import REQUEST
 from ....protocol.names import check_client_group
 from ....protocol.remoting import codes
 from ....protocol.storage.layout import UNIT, UNIT_BYTES
-from ...delivery.groups.consumer_clients import ClientSubscription
+from ...delivery.groups.clients import ClientSubscription
 from ...handlers.groups import SUBSCRIPTION_CHARS_MAX
 from ...handlers.pull import SIZE_BYTES, PullContext, pull_records
 from ...handlers.queries import shown_to

@@ -32,7 +32,6 @@ class SetConfig:
         return replace(self, epoch=self.epoch + 1, primary=member, in_sync=frozenset(in_sync))
 
     def with_in_sync(self, in_sync: Iterable[str]) -> SetConfig:
-        """Return the same leadership with other members in sync."""
         return replace(self, in_sync=frozenset(in_sync))
 
 
@@ -89,7 +88,6 @@ Epochs = tuple[Epoch, ...]
 
 
 def last_epoch(epochs: Epochs) -> int:
-    """Return the number of the newest epoch, or 0."""
     return epochs[-1].number if epochs else 0
 
 
@@ -109,7 +107,6 @@ def common_end(ours: Epochs, our_end: int, theirs: Epochs, their_end: int) -> in
 
 
 def _end_of(epochs: Epochs, epoch: Epoch, log_end: int) -> int:
-    """Return the physical offset at which the bytes of one epoch end."""
     following = epochs[epochs.index(epoch) + 1 :]
     return min(following[0].start, log_end) if following else log_end
 

@@ -240,7 +240,6 @@ class LogState:
 
     @property
     def busy(self) -> bool:
-        """True while the disk still cuts the log or saves its state."""
         return bool(self._work)
 
     def begin_work(self, *steps: Action) -> None:
@@ -267,7 +266,6 @@ class LogState:
         return not self._work
 
     def confirm(self, offset: int, actions: list[Action]) -> None:
-        """Raise the confirmed offset, if ``offset`` is above it."""
         if offset > self.confirmed:
             self.confirmed = offset
             actions.append(Confirm(offset))

@@ -265,7 +265,6 @@ class Replica:
     # ---- connections ----
 
     def connected(self, connection: int, now: float) -> None:
-        """Note that the connection to the primary is open."""
         if self._follower.is_current(connection):
             self._follower.connected(connection, now)
 
@@ -284,7 +283,6 @@ class Replica:
             self.primary.closed(connection)
 
     def received(self, connection: int, message: Message, now: float) -> None:
-        """Take a message of another member."""
         if self.role is Role.STOPPED:
             return
         match message:
@@ -476,7 +474,6 @@ class Replica:
         return f"the members are being changed to {wanted}; try again when `flintmq replica status` shows these"
 
     def has_members(self, members: frozenset[str]) -> bool:
-        """Return whether a change to these members is done."""
         return self.primary is not None and self.primary.config.members == members
 
     def stop(self, now: float) -> bool:

@@ -164,7 +164,6 @@ class Primary:
         self._stream(follower, now)
 
     def alive(self, connection: int, now: float) -> None:
-        """Note that a follower takes what is sent to it."""
         member = self.member_of(connection)
         if member is not None:
             self.followers[member].heard_at = now
@@ -177,13 +176,11 @@ class Primary:
             self.followers[member].streaming = False
 
     def member_of(self, connection: int) -> str | None:
-        """Return the member that a connection belongs to."""
         return next((name for name, each in self.followers.items() if each.connection == connection), None)
 
     # ---- the own log ----
 
     def written(self, now: float) -> None:
-        """Stream what is new in the own log."""
         for follower in self.followers.values():
             self._stream(follower, now)
 
@@ -241,7 +238,6 @@ class Primary:
 
     @property
     def may_acknowledge(self) -> bool:
-        """True if enough members are in sync."""
         return self._rules.may_acknowledge(self.config)
 
     def required(self, proposals: list[Proposal]) -> frozenset[str]:
@@ -468,7 +464,6 @@ class Follower:
         self.send_report(now)
 
     def is_current(self, connection: int) -> bool:
-        """Return whether a connection is the one in use."""
         return connection == self._connection
 
     def connected(self, connection: int, now: float) -> None:
@@ -478,7 +473,6 @@ class Follower:
         self._actions.append(SendMessage(connection, hello))
 
     def closed(self, refused: bool, now: float) -> None:
-        """Try again later."""
         self.refused = self.refused + 1 if refused else 0
         self._apart(now)
 
@@ -557,7 +551,6 @@ class Follower:
         return None
 
     def send_report(self, now: float) -> None:
-        """Report the position, if the stream runs."""
         if self.stage is FollowerStage.STREAMING and self._connection is not None:
             self._reported_at = now
             flushed = self._rules.reported(self._log.end, self._log.flushed)

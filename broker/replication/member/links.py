@@ -199,18 +199,15 @@ class PrimaryLink(asyncio.BufferedProtocol):
     # ---- what the transport calls ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take over the transport."""
         self._transport = cast(asyncio.Transport, transport)
         if self._closed:
             # The attempt was given up while the connection was being made.
             self._transport.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return the buffer for the next bytes."""
         return self._parser.writable()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Handle the bytes that arrived."""
         self._parser.received(nbytes)
         self._owner.link_alive(self)
         try:
@@ -253,7 +250,6 @@ class PrimaryLink(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the owner."""
         self._lose(str(exc) if exc is not None else "the primary closed it")
 
     def _lose(self, reason: str) -> None:
@@ -355,7 +351,6 @@ class FollowedPrimary:
             link.send_hello(hello, file_bytes)
 
     def report(self, number: int, report: PositionReport) -> None:
-        """Report the position."""
         link = self._current(number)
         if link is not None:
             self._last_report = report
@@ -406,7 +401,6 @@ class FollowedPrimary:
             self._tables.drop()
 
     def link_alive(self, link: PrimaryLink) -> None:
-        """Note that bytes have come."""
         self._member.primary_alive(link.number)
 
     def link_table(self, link: PrimaryLink, part: ReplicateTableRequest, body: bytes) -> None:
@@ -419,7 +413,6 @@ class FollowedPrimary:
             raise InvalidParameter(str(error)) from error
 
     def link_lost(self, link: PrimaryLink, reason: str) -> None:
-        """Take the end of the connection."""
         if link is self._link:
             self._forget_link()
         log.info("the connection to the primary ended: %s", reason)
@@ -509,7 +502,6 @@ class AcceptedLink:
         self._due[table] = _Version(table, first, since, content)
 
     def tell(self, command: Command, request: Any, body: bytes | bytearray = b"") -> None:
-        """Send a one-way frame."""
         self._told_bytes += len(body)
         self.handle.tell(command, request, body)
 
@@ -571,7 +563,6 @@ class AcceptedLinks:
         return -self._count
 
     def remove(self, number: int) -> None:
-        """Forget a connection that has ended."""
         self._links.pop(number, None)
 
     def get(self, number: int) -> AcceptedLink | None:
@@ -579,7 +570,6 @@ class AcceptedLinks:
         return self._links.get(number)
 
     def close(self, number: int) -> None:
-        """Close and forget a connection."""
         link = self._links.pop(number, None)
         if link is not None:
             link.handle.close()

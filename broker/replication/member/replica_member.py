@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ....protocol.commands import TABLE_BYTES_MAX, SetMember
+from ....protocol.commands import TABLE_BYTES_MAX, ReplicaStatusAnswer, SetMember
 from ....protocol.errors import BrokerError, ConfigurationError, NotEnoughReplicas, NotPrimary, ReplicationRefused
 from ...background.flush import FlushService
 from ...config import Settings
@@ -105,33 +105,26 @@ def member_rows(replica: Replica, addresses: Mapping[str, str], now: float) -> l
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """A set as one member sees it; see ``ReplicaStatusAnswer``."""
+    """A set as one member sees it. ``follows``: the stream of the primary runs here."""
 
-    role: str
-    epoch: int
-    primary: str
-    min_in_sync: int
-    end: int
-    confirmed: int
-    reason: str
+    answer: ReplicaStatusAnswer
     rows: list[SetMember]
     follows: bool
-    """True if the stream of the primary runs here."""
 
-    def standby_problem(self, member: str) -> str:
-        """Return why ``member``, which sees the set like this and does not lead it, could not take over; "" if it is in
-        sync."""
-        why = f": {self.reason}" if self.reason else ""
-        if self.role == Role.STOPPED.value:
+    def standby_problem(self) -> str:
+        """Return why this member, which does not lead, could not take over; "" if it is in sync."""
+        seen = self.answer
+        why = f": {seen.reason}" if seen.reason else ""
+        if seen.role == Role.STOPPED.value:
             return f"stopped{why}"
         if not self.rows:
-            return f"{self.role}: the registry has not answered yet{why}"
-        if self.role != Role.FOLLOWER.value:
-            return f"{self.role}: it begins to lead epoch {self.epoch}"
+            return f"{seen.role}: the registry has not answered yet{why}"
+        if seen.role != Role.FOLLOWER.value:
+            return f"{seen.role}: it begins to lead epoch {seen.epoch}"
         if not self.follows:
-            return f"follower: it has no connection to the primary {self.primary}{why}"
-        if not any(row.in_sync for row in self.rows if row.member == member):
-            return f"follower: it is not in sync with the primary {self.primary} yet{why}"
+            return f"follower: it has no connection to the primary {seen.primary}{why}"
+        if not any(row.in_sync for row in self.rows if row.member == seen.member):
+            return f"follower: it is not in sync with the primary {seen.primary} yet{why}"
         return ""
 
 
@@ -241,7 +234,6 @@ class RegistryCalls:
         """Why the last read failed; empty if it did not."""
 
     def start(self) -> None:
-        """Watch the registry."""
         self._watch = self._spawn(self._follow())
 
     async def _follow(self) -> None:
@@ -438,7 +430,6 @@ class ReplicaMember:
         store.confirmed_offset = self._log.confirmed
 
     def start(self) -> None:
-        """Take part in the set."""
         self._store.set_refusal = self._not_primary
         self._flush.on_disk = self._flushed
         self._calls.start()
@@ -525,7 +516,6 @@ class ReplicaMember:
         return self.identity.not_enough(config.min_in_sync if config is not None else 0)
 
     def appended(self) -> None:
-        """Stream what was appended to the log."""
         self._log.end = self._store.write_offset
         if self._leads_at >= 0:
             self.replica.written(self._store.write_offset, now_s())
@@ -537,22 +527,21 @@ class ReplicaMember:
             self._sender.when_saved(call)
 
     def status(self) -> ReplicaStatus:
-        """Return the set as this member sees it."""
         replica, config, now = self.replica, self.replica.config, now_s()
-        return ReplicaStatus(
+        # A member that leads has overcome the refusal that it got as a follower.
+        refusal = self._primary.refusal if replica.role is Role.FOLLOWER else ""
+        answer = ReplicaStatusAnswer(
+            set=self.identity.replica_set,
+            member=self.identity.member,
             role=replica.role.value,
-            follows=replica.follows(now),
             epoch=config.epoch if config is not None else 0,
             primary=config.primary if config is not None else "",
             min_in_sync=config.min_in_sync if config is not None else 0,
             end=self._log.end,
             confirmed=self._log.confirmed,
-            # A member that leads has overcome the refusal that it got as a follower.
-            reason=replica.stop_reason
-            or (self._primary.refusal if replica.role is Role.FOLLOWER else "")
-            or self._calls.problem,
-            rows=member_rows(replica, self.addresses, now),
+            reason=replica.stop_reason or refusal or self._calls.problem,
         )
+        return ReplicaStatus(answer, member_rows(replica, self.addresses, now), replica.follows(now))
 
     def switch(self, target: str, within_s: float) -> str | None:
         """Hand the leadership over. Return why not, None if it has begun."""
@@ -601,7 +590,6 @@ class ReplicaMember:
         return number
 
     def reported(self, number: int, report: PositionReport, tables: int) -> None:
-        """Take a follower's position."""
         link = self._links.get(number)
         if link is None:
             return
@@ -610,14 +598,12 @@ class ReplicaMember:
         self._input(self.replica.received, number, report)
 
     def follower_lost(self, number: int) -> None:
-        """Take the end of a follower's connection."""
         self._links.remove(number)
         self._input(self.replica.closed, number, False)
 
     # ---- the primary that this member follows ----
 
     def primary_connected(self, number: int) -> None:
-        """Note that the connection to the primary is open."""
         self._input(self.replica.connected, number)
 
     def primary_lost(self, number: int, refused: bool) -> None:
@@ -625,7 +611,6 @@ class ReplicaMember:
         self._input(self.replica.closed, number, refused)
 
     def primary_alive(self, number: int) -> None:
-        """Note that bytes of the primary have come."""
         self.replica.alive(number, now_s())
 
     def primary_said(self, number: int, message: Message, body: memoryview) -> None:

@@ -52,7 +52,6 @@ class FileTable:
         self._reload = reload
 
     def version(self) -> object:
-        """Return the file's identity."""
         try:
             found = self._path.stat()
         except FileNotFoundError:
@@ -60,14 +59,12 @@ class FileTable:
         return found.st_ino, found.st_mtime_ns, found.st_size
 
     def read(self) -> bytes:
-        """Return the file's content, empty if there is no file."""
         try:
             return self._path.read_bytes()
         except FileNotFoundError:
             return b""
 
     def write(self, content: bytes) -> None:
-        """Replace the file."""
         if content:
             # Before the file is replaced: the next start could not read another value.
             if not isinstance(json.loads(content), dict):
@@ -101,15 +98,12 @@ class GroupsTable:
         self._groups = store.groups
 
     def version(self) -> object:
-        """Return the number of changes in memory."""
         return self._groups.changes
 
     def read(self) -> bytes:
-        """Return the table as in the file."""
         return json.dumps(self._groups.to_json()).encode()
 
     def write(self, content: bytes) -> None:
-        """Replace all groups."""
         self._groups.replace(json.loads(content))
         self._groups.persist()
 
@@ -167,15 +161,12 @@ class OffsetsTable:
         self._offsets = store.consumer_offsets
 
     def version(self) -> object:
-        """Return the number of changes in memory."""
         return self._offsets.changes
 
     def read(self) -> bytes:
-        """Return the offsets as in the file."""
         return json.dumps(self._offsets.to_json()).encode()
 
     def write(self, content: bytes) -> None:
-        """Replace all offsets."""
         self._offsets.replace(json.loads(content))
         self._offsets.persist()
 
@@ -202,7 +193,6 @@ class PopTable:
         return encode_entries(self._entries)
 
     def write(self, content: bytes) -> None:
-        """Replace the journal."""
         self._journal.replace(content)
 
 
@@ -216,11 +206,9 @@ class LogBegin:
         self._follow = follow
 
     def version(self) -> object:
-        """Return the physical offset."""
         return self._store.min_physical_offset
 
     def read(self) -> bytes:
-        """Return it as JSON."""
         return json.dumps(self._store.min_physical_offset).encode()
 
     def write(self, content: bytes) -> None:

@@ -144,7 +144,6 @@ class HttpExchange:
         return bytes(collected)
 
     async def _event(self) -> h11.Event:
-        """Return the next event of the response."""
         assert self._reader is not None
         try:
             while True:
@@ -341,7 +340,6 @@ def is_safe_version(version: str) -> bool:
 
 
 def _decoded(endpoint: Endpoint, content: bytes) -> dict[str, Any]:
-    """Return the JSON object of a response."""
     try:
         decoded = json.loads(content)
     except (ValueError, RecursionError):
@@ -352,7 +350,6 @@ def _decoded(endpoint: Endpoint, content: bytes) -> dict[str, Any]:
 
 
 def _result(endpoint: Endpoint, line: bytes) -> dict[str, Any]:
-    """Return the result in a line of a stream."""
     decoded = _decoded(endpoint, line)
     if isinstance(decoded.get("result"), dict):
         return dict(decoded["result"])
@@ -419,7 +416,6 @@ class EtcdSettings:
     password_file: str | None = None
 
     def tls(self) -> ssl.SSLContext:
-        """Return the TLS settings."""
         context = ssl.create_default_context(cafile=self.ca_file)
         if self.certificate_file is not None:
             context.load_cert_chain(self.certificate_file, self.key_file)
@@ -434,7 +430,6 @@ class EtcdSettings:
         return Login(self.user, first_line(Path(self.password_file).read_bytes()))
 
     def prefix(self) -> str:
-        """Return the prefix of the set's keys."""
         for name in (self.cluster, self.replica_set):
             if not name or "/" in name:
                 raise ValueError(f"the name of a cluster or a set must not be empty or contain '/', got {name!r}")

@@ -30,9 +30,9 @@ from ...errors import InvalidArgument, InvalidMessage
 from ...message import Message
 from ...operator.display import plural, show_seconds, shown_name
 from ...operator.positions import POSITION_FORMS, Typed, end_of, start_of
-from ..command import command, note
+from ..command import command, note, options
 from ..failures import EXIT_INTERRUPTED, EXIT_OK
-from ..messages import FILTER_HELP, TAG_HELP, SentTotal, each_sound, message_row
+from ..messages import SentTotal, condition_option, each_sound, message_row, tag_option
 from ..params import POSITION, TOPIC
 from ..settings import BrokerChoice
 from ..stop_signals import stop_request
@@ -66,32 +66,32 @@ def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         return function(*args, selection=MessageSelection(topic, from_, until, key, tag, condition), **others)
 
-    decorated: Callable[..., Any] = with_selection
-    for decorator in (
-        click.option("--filter", "condition", metavar="CONDITION", help=FILTER_HELP),
-        click.option("-t", "--tag", help=TAG_HELP),
-        click.option("-k", "--key", help="Only messages with this key, found through the index."),
-        click.option(
-            "--until",
-            type=POSITION,
-            default="latest",
-            show_default=True,
-            metavar="POSITION",
-            help="Where to end (exclusive); latest: the present end.",
-        ),
-        click.option(
-            "--from",
-            "from_",
-            type=POSITION,
-            default="earliest",
-            show_default=True,
-            metavar="POSITION",
-            help=f"Where to start: {POSITION_FORMS}.",
-        ),
-        click.argument("topic", type=TOPIC),
-    ):
-        decorated = decorator(decorated)
-    return decorated
+    return _selection(with_selection)
+
+
+_selection = options(
+    click.argument("topic", type=TOPIC),
+    click.option(
+        "--from",
+        "from_",
+        type=POSITION,
+        default="earliest",
+        show_default=True,
+        metavar="POSITION",
+        help=f"Where to start: {POSITION_FORMS}.",
+    ),
+    click.option(
+        "--until",
+        type=POSITION,
+        default="latest",
+        show_default=True,
+        metavar="POSITION",
+        help="Where to end (exclusive); latest: the present end.",
+    ),
+    click.option("-k", "--key", help="Only messages with this key, found through the index."),
+    tag_option,
+    condition_option,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -493,5 +493,5 @@ def claims_for(options: Options) -> Claims:
         orderly=options.orderly,
         chunk_max=1 if options.receives else None if options.whole_batches else _CHUNK_MAX,
         workers=options.workers,
-        uncommitted_max=options.uncommitted_max,
+        uncommitted_max=options.max_uncommitted,
     )

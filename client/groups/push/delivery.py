@@ -177,7 +177,7 @@ class Deliveries(DeliverySource):
     @property
     def ready(self) -> int:
         """Number of deliveries that receivers can take; read it under ``condition``."""
-        return min(len(self._waiting), self._options.open_max - len(self._open))
+        return min(len(self._waiting), self._options.max_open - len(self._open))
 
     @property
     def open_count(self) -> int:
@@ -205,7 +205,7 @@ class Deliveries(DeliverySource):
     def take(self, max_count: int) -> list[Delivery]:
         """Open up to ``max_count`` deliveries; returns none if none is available."""
         with self.condition:
-            count = min(max_count, len(self._waiting), self._options.open_max - len(self._open))
+            count = min(max_count, len(self._waiting), self._options.max_open - len(self._open))
             works = [self._waiting.popleft() for _ in range(count)]
             deliveries = [Delivery(self, work) for work in works]
             self._open.update(zip(works, deliveries, strict=True))
@@ -232,7 +232,7 @@ class Deliveries(DeliverySource):
                 return
             is_open = self._open.get(work) is delivery
             if is_open:
-                tell = self.ended or len(self._open) >= self._options.open_max
+                tell = self.ended or len(self._open) >= self._options.max_open
                 delivery._settled = True  # before it leaves the open ones: see is_lost
                 del self._open[work]
                 self.condition.notify()
@@ -259,7 +259,7 @@ class Deliveries(DeliverySource):
         elif work.claim.lost:
             why = "its queue was taken from this member"
         else:
-            why = f"it was open for more than {self._options.listener_seconds:g} s (listener_timeout)"
+            why = f"it was open for more than {self._options.listener_timeout:g} s (listener_timeout)"
         lost = DeliveryLost(
             f"the message at offset {message.queue_offset} of queue {message.queue} of topic {message.topic} cannot be "
             f"settled, because {why}: it is handled again, by this or another member of group {self._options.group}"

@@ -5,10 +5,10 @@ One lock guards the state that it shares with other threads (claims, membership,
 
 from __future__ import annotations
 
-import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable
+from concurrent.futures import Future
 from math import inf
 
 from ....protocol.commands import NOTIFY_CONSUMER_IDS_CHANGED
@@ -28,15 +28,18 @@ from .progress import AckTracker, Prefetch, Progress, Told
 
 
 class MemberEngine(MemberConnection):
-    """The engine of one member. ``ended``: called once, with the fatal error, if there was one."""
+    """The engine of one member."""
 
-    def __init__(self, options: Options, dialer: Dialer, ended: Callable[[FlintError | None], None]) -> None:
-        seconds = min(options.timeout_seconds, options.session_seconds)
+    def __init__(self, options: Options, dialer: Dialer) -> None:
+        seconds = min(options.timeout, options.session_timeout)
         super().__init__(f"group {options.group}", seconds, dialer)
-        self.joined = threading.Event()
-        """Set when the broker has accepted the member, or when the engine ends."""
+        self.joined: Future[None] = Future()
+        """Done when the broker has accepted the member, or when the engine ends."""
         self._options = options
-        self._on_end = ended
+
+    def _note_joined(self) -> None:
+        if not self.joined.done():
+            self.joined.set_result(None)
 
     def check(self) -> None:
         """Raise if the engine has ended with an error."""
@@ -85,7 +88,7 @@ class Engine(MemberEngine):
 
     Callbacks, on the I/O thread: ``begin`` gets the works that a listener is to handle; ``recall`` asks for the
     works of revoked and lost queues that no listener has begun; ``stuck`` gets a work that takes longer than
-    ``listener_timeout``; ``ended`` is called once, with the fatal error, if there was one.
+    ``listener_timeout``.
     """
 
     def __init__(
@@ -95,9 +98,8 @@ class Engine(MemberEngine):
         begin: Callable[[list[WorkItem]], None],
         recall: Callable[[], None],
         stuck: Callable[[WorkItem], None],
-        ended: Callable[[FlintError | None], None],
     ) -> None:
-        super().__init__(options, dialer, ended)
+        super().__init__(options, dialer)
         self._begin = begin
         self._recall = recall
         clock = time.monotonic
@@ -284,7 +286,7 @@ class Engine(MemberEngine):
         if rejoined:
             self._progress.moved_anything()
         self._acks.to_begin += self._claims.take_resumed()
-        self.joined.set()
+        self._note_joined()
 
     def _pass_on(self) -> None:
         with self._lock:
@@ -305,5 +307,4 @@ class Engine(MemberEngine):
             told = self._progress.take_told()
         for tell in told:
             tell(error or consumer_closed())
-        self.joined.set()
-        self._on_end(error)
+        self._note_joined()

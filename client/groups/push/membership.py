@@ -150,7 +150,7 @@ class Membership:
         self._refused_since = min(self._refused_since, now)
         # After a broken connection the broker may see this member as a second one until the old session expires.
         again = isinstance(error, MemberNameTaken) and (self.last_epoch or self._unanswered)
-        if is_retriable(error) or (again and now < self._refused_since + self._options.session_seconds):
+        if is_retriable(error) or (again and now < self._refused_since + self._options.session_timeout):
             self.beat_at = now + backoff_seconds(4, error)
             return
         _give_up(error)

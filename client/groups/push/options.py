@@ -6,8 +6,8 @@ import os
 import socket
 import sys
 import uuid
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from math import inf
 from typing import Any, Final, Literal
@@ -16,7 +16,6 @@ from ....protocol.commands import LEASE_MS_MAX, MEMBER_CHARS_MAX
 from ....protocol.errors import InvalidParameter
 from ....protocol.names import check_name
 from ....protocol.storage.delivery import DELAY_LEVEL_MAX
-from ....protocol.times import duration_millis
 from ...core.consume.batch import TagFilter, check_filter, parse_tags
 from ...core.consume.positions import EARLIEST, ENDS, LATEST, End
 from ...core.rpc.access import AccessOptions
@@ -76,7 +75,7 @@ class MemberOptions(AccessOptions, total=False):
 
 
 class PushOptions(MemberOptions, total=False):
-    """Keyword arguments of both push consumers; ``PushConsumer`` describes them, ``DEFAULTS`` has their defaults."""
+    """Keyword arguments of both push consumers; ``PushConsumer`` describes them."""
 
     orderly: bool
     workers: int
@@ -94,59 +93,81 @@ class ReceiveOptions(MemberOptions, total=False):
     auto_renew: bool
 
 
-DEFAULTS = PushOptions(
-    orderly=False,
-    start=LAST,
-    mode=CLUSTERING,
-    member=None,
-    prefetch_messages=16_384,
-    prefetch_bytes=64 << 20,
-    auto_commit=True,
-    commit_interval=1.0,
-    session_timeout=10.0,
-    listener_timeout=900.0,
-    retry_times_max=None,
-    delay_level=0,
-    suspend=1.0,
-    retry_reason=True,
-    timeout=TIMEOUT_SECONDS,
-)
-"""Defaults of all options except ``workers`` (16 threads, or 64 tasks in asyncio) and the access options."""
+# ---- The checked arguments.
+
+Check = Callable[[str, Any], Any]
+"""Returns the checked value of the option with this name. Raises ``InvalidArgument`` or ``InvalidArgumentType``."""
+
+
+def _option(default: Any, check: Check) -> Any:
+    """Return the field of an option that the user may pass."""
+    return field(default=default, metadata={"check": check})
+
+
+def _whole(low: int, high: int) -> Check:
+    return lambda name, value: check_whole(name, value, low, high)
+
+
+def _flag(name: str, value: Any) -> bool:
+    return bool(value)
+
+
+def _unlimited(name: str, value: Any) -> float:
+    return check_timeout(name, value, unlimited=True)
+
+
+def _session(name: str, value: Any) -> float:
+    seconds = check_timeout(name, value)
+    if not 1 <= seconds <= 300:
+        raise InvalidArgument(f"{name} is {value}; it must be 1 to 300 seconds")
+    return seconds
+
+
+def _lease(name: str, value: Any) -> float:
+    seconds = check_timeout(name, 30.0 if value is None else value)
+    if not 0.001 <= seconds <= LEASE_SECONDS_MAX:
+        raise InvalidArgument(f"{name} is {seconds}; it must be 0.001 to {LEASE_SECONDS_MAX:,.0f} seconds")
+    return seconds
+
+
+def _retries(name: str, value: Any) -> int:
+    return -1 if value is None else check_whole(name, value, 0, 2**31 - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The checked arguments of a member. Times are in seconds."""
+    """The checked arguments of a member, with their defaults. Times are in seconds."""
 
     group: str
     subscriptions: dict[str, tuple[TagFilter, str]]
     member: str
     named: bool
     """True if the user passed the member's name."""
-    mode: str
     start: str
     start_ms: int
-    orderly: bool
+    mode: str
     batch_max: int
     whole_batches: bool
-    workers: int
-    prefetch_messages: int
-    prefetch_bytes: int
-    auto_commit: bool
-    commit_seconds: float
-    session_seconds: float
-    listener_seconds: float
-    retry_times_max: int
-    delay_level: int
-    suspend_seconds: float
-    retry_reason: bool
-    timeout_seconds: float
-    open_max: int = 0
+    orderly: bool = _option(False, _flag)
+    workers: int = _option(1, _whole(1, 10_000))
+    prefetch_messages: int = _option(16_384, _whole(1, 10_000_000))
+    prefetch_bytes: int = _option(64 << 20, _whole(1, 1 << 40))
+    auto_commit: bool = _option(True, _flag)
+    commit_interval: float = _option(1.0, check_timeout)
+    session_timeout: float = _option(10.0, _session)
+    listener_timeout: float = _option(900.0, _unlimited)
+    retry_times_max: int = _option(-1, _retries)
+    """-1: the group's setting."""
+    delay_level: int = _option(0, _whole(0, DELAY_LEVEL_MAX))
+    suspend: float = _option(1.0, check_timeout)
+    retry_reason: bool = _option(True, _flag)
+    timeout: float = _option(TIMEOUT_SECONDS, check_timeout)
+    max_open: int = _option(0, _whole(1, 1_000_000))
     """Maximum number of open deliveries; 0: a listener handles the messages."""
-    uncommitted_max: int = sys.maxsize
-    lease_ms: int = 0
+    max_uncommitted: int = _option(sys.maxsize, _whole(1, 10_000_000))
+    lease: float = _option(0.0, _lease)
     """Length of a message's lease in the mode ``work``."""
-    auto_renew: bool = True
+    auto_renew: bool = _option(True, _flag)
     log_rate: LogRate = field(default_factory=LogRate, compare=False, repr=False)
     """Rate limit of log lines about messages that a listener wants to be retried."""
 
@@ -163,7 +184,7 @@ class Options:
     @property
     def receives(self) -> bool:
         """True if the application receives messages and settles each of them, instead of a listener."""
-        return self.open_max > 0
+        return self.max_open > 0
 
     @property
     def commits(self) -> bool:
@@ -171,51 +192,18 @@ class Options:
         return not self.broadcasting or self.named
 
 
+_CHECKS: dict[str, Check] = {each.name: each.metadata["check"] for each in fields(Options) if each.metadata}
+
+
 def check_options(group: Any, topics: Any, batch: Any, options: Mapping[str, Any]) -> Options:
-    """Return the checked arguments of a push consumer. ``options``: those of ``PushOptions`` that were passed, and
-    ``workers``.
+    """Return the checked arguments of a push consumer. ``options``: those of ``PushOptions`` that were passed.
 
     Raises ``InvalidArgument`` or ``InvalidArgumentType`` if one is not valid.
     """
-    given: dict[str, Any] = {**DEFAULTS, **options}
-    mode, member, retries = given["mode"], given["member"], given["retry_times_max"]
+    mode = options.get("mode", CLUSTERING)
     if mode not in (CLUSTERING, BROADCASTING):
         raise InvalidArgument(f"mode is {mode!r}; it must be 'clustering' or 'broadcasting'")
-    session_seconds = check_timeout("session_timeout", given["session_timeout"])
-    if not 1 <= session_seconds <= 300:
-        raise InvalidArgument(f"session_timeout is {given['session_timeout']}; it must be 1 to 300 seconds")
-    start, start_ms = _check_start(given["start"])
-
-    def whole(name: str, low: int, high: int) -> int:
-        return check_whole(name, given[name], low, high)
-
-    def seconds(name: str, *, unlimited: bool = False) -> float:
-        return check_timeout(name, given[name], unlimited=unlimited)
-
-    return Options(
-        group=_check_name("group", group),
-        subscriptions=_check_topics(topics),
-        member=_check_member(member),
-        named=member is not None,
-        mode=mode,
-        start=start,
-        start_ms=start_ms,
-        orderly=bool(given["orderly"]),
-        batch_max=check_whole("batch", 1024 if batch is None else batch, 1, 65_536),
-        whole_batches=batch is not None,
-        workers=whole("workers", 1, 10_000),
-        prefetch_messages=whole("prefetch_messages", 1, 10_000_000),
-        prefetch_bytes=whole("prefetch_bytes", 1, 1 << 40),
-        auto_commit=bool(given["auto_commit"]),
-        commit_seconds=seconds("commit_interval"),
-        session_seconds=session_seconds,
-        listener_seconds=seconds("listener_timeout", unlimited=True),
-        retry_times_max=-1 if retries is None else whole("retry_times_max", 0, 2**31 - 1),
-        delay_level=whole("delay_level", 0, DELAY_LEVEL_MAX),
-        suspend_seconds=seconds("suspend"),
-        retry_reason=bool(given["retry_reason"]),
-        timeout_seconds=seconds("timeout"),
-    )
+    return _checked(group, topics, mode, options, batch)
 
 
 def check_receive_options(group: Any, topics: Any, options: Mapping[str, Any]) -> Options:
@@ -223,33 +211,38 @@ def check_receive_options(group: Any, topics: Any, options: Mapping[str, Any]) -
 
     Raises ``InvalidArgument`` or ``InvalidArgumentType`` if one is not valid.
     """
-    given = dict(options)
-    mode, lease, auto_renew = given.pop("mode", CLUSTERING), given.pop("lease", None), given.pop("auto_renew", True)
-    open_max = check_whole("max_open", given.pop("max_open", 1000), 1, 1_000_000)
+    mode = options.get("mode", CLUSTERING)
     if mode == WORK:
-        return replace(_check_work_options(group, topics, given, lease), open_max=open_max, auto_renew=bool(auto_renew))
+        if other := next((name for name in _OF_MEMBERS if name in options), None):
+            raise InvalidArgument(f"{other} means nothing with mode='work': leave it out")
+        given = {"max_open": 1000, "listener_timeout": 3600.0, "lease": None, **options}
+        prefetch = check_whole("prefetch_messages", given.pop("prefetch_messages", 0), 0, 1_000_000)
+        return replace(_checked(group, topics, mode, given), prefetch_messages=prefetch)
     if mode != CLUSTERING:
         raise InvalidArgument(f"mode is {mode!r}; it must be 'clustering' or 'work'")
-    if lease is not None:
+    if options.get("lease") is not None:
         raise InvalidArgument(
             "lease is for mode='work'; a member keeps its messages as long as the broker hears from it"
         )
-    uncommitted_max = check_whole("max_uncommitted", given.pop("max_uncommitted", 10_000), 1, 10_000_000)
-    given = {"prefetch_messages": 1000, "listener_timeout": inf, **given}
-    checked = check_options(group, topics, None, {"workers": 1, **given})
-    return replace(checked, open_max=open_max, uncommitted_max=uncommitted_max)
+    defaults = {"max_open": 1000, "max_uncommitted": 10_000, "prefetch_messages": 1000, "listener_timeout": inf}
+    return _checked(group, topics, mode, {**defaults, **options})
 
 
-def _check_work_options(group: Any, topics: Any, given: dict[str, Any], lease: Any) -> Options:
-    """Return the checked arguments of a consumer of a work queue. ``given``: those of ``MemberOptions``."""
-    if other := next((name for name in _OF_MEMBERS if name in given), None):
-        raise InvalidArgument(f"{other} means nothing with mode='work': leave it out")
-    lease_seconds = check_timeout("lease", 30.0 if lease is None else lease)
-    if not 0.001 <= lease_seconds <= LEASE_SECONDS_MAX:
-        raise InvalidArgument(f"lease is {lease_seconds}; it must be 0.001 to {LEASE_SECONDS_MAX:,.0f} seconds")
-    prefetch = check_whole("prefetch_messages", given.pop("prefetch_messages", 0), 0, 1_000_000)
-    checked = check_options(group, topics, None, {"workers": 1, "listener_timeout": 3600.0, **given})
-    return replace(checked, mode=WORK, prefetch_messages=prefetch, lease_ms=duration_millis(lease_seconds))
+def _checked(group: Any, topics: Any, mode: str, options: Mapping[str, Any], batch: Any = None) -> Options:
+    start, start_ms = _check_start(options.get("start", LAST))
+    member = options.get("member")
+    return Options(
+        group=_check_name("group", group),
+        subscriptions=_check_topics(topics),
+        member=_check_member(member),
+        named=member is not None,
+        start=start,
+        start_ms=start_ms,
+        mode=mode,
+        batch_max=check_whole("batch", 1024 if batch is None else batch, 1, 65_536),
+        whole_batches=batch is not None,
+        **{name: check(name, options[name]) for name, check in _CHECKS.items() if name in options},
+    )
 
 
 def check_whole(name: str, value: Any, low: int, high: int) -> int:

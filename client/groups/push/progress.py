@@ -66,7 +66,7 @@ class Progress:
     def moved(self, claim: Claim) -> None:
         """Schedule a commit after the interval, if messages of the queue are done."""
         if self._commit_at == inf and self._options.auto_commit and claim.commit_offset > claim.committed:
-            self._commit_at = self._clock() + self._options.commit_seconds
+            self._commit_at = self._clock() + self._options.commit_interval
 
     def moved_anything(self) -> None:
         """Schedule commits for all queues: a broker that was killed may have forgotten commits."""
@@ -117,7 +117,7 @@ class Progress:
         if not isinstance(under_way.error, ConnectionFailed):
             self.trouble = under_way.error
         if under_way.error is not None:
-            pause = 0.0 if under_way.again else self._options.commit_seconds
+            pause = 0.0 if under_way.again else self._options.commit_interval
             self._commit_at = min(self._commit_at, self._clock() + pause)
             if isinstance(under_way.error, ConnectionFailed) and under_way.told:
                 # Those who wait have a deadline of their own, and there may be another connection before it.
@@ -298,7 +298,7 @@ class AckTracker:
             claim.commit_offset = max(claim.commit_offset, rest[0].queue_offset)
 
     def _begin_later(self, work: WorkItem) -> None:
-        self._later.append((self._clock() + self._options.suspend_seconds, work))
+        self._later.append((self._clock() + self._options.suspend, work))
 
     # ---- time
 
@@ -320,10 +320,10 @@ class AckTracker:
                 self.to_begin.append(work)
         if now < self._look_at:
             return
-        self._look_at = now + min(self._options.listener_seconds / 10, 1.0)
+        self._look_at = now + min(self._options.listener_timeout / 10, 1.0)
         for claim in self._claims:
             for work in list(claim.works):
-                if not work.done and now - work.begun_at >= self._options.listener_seconds:
+                if not work.done and now - work.begun_at >= self._options.listener_timeout:
                     self._give_up(work, now)
 
     def _give_up(self, work: WorkItem, now: float) -> None:
@@ -345,7 +345,7 @@ class AckTracker:
         work.given_up = True
         claim.running -= 1
         late = f"{'it was not settled' if receives else 'the listener did not return'} within"
-        late = f"{late} {self._options.listener_seconds:g} s"
+        late = f"{late} {self._options.listener_timeout:g} s"
         reason = late if self._options.retry_reason else ""
         self._send_back(work, [Failure(message, 0, reason) for message in work.messages])
         self._stuck(work)

@@ -59,7 +59,7 @@ def heart_beat(options: Options, epoch: int, owned: Sequence[Sequence[str | int]
         mode=options.mode,
         start=options.start,
         start_ms=options.start_ms,
-        session_timeout_ms=duration_millis(options.session_seconds),
+        session_timeout_ms=duration_millis(options.session_timeout),
         orderly=options.orderly,
     )
 

@@ -59,7 +59,7 @@ class MemberShell(ABC):
 
     def _prepare(self, addresses: Addresses | None, access: ClientAccess) -> None:
         """Create the engine. ``_options`` must be set."""
-        self._timeout = self._options.timeout_seconds
+        self._timeout = self._options.timeout
         self._started = False
         connection_log = ConnectionLog(f"group {self.group}", logging.WARNING)
         life = ClientRuntime(type(self).__name__)
@@ -100,6 +100,9 @@ class MemberShell(ABC):
         self._engine.set_paused(self._engine.paused - frozenset(topics) if topics else frozenset())
 
     # ---- errors
+
+    def _not_started(self) -> InvalidArgument:
+        return InvalidArgument("this consumer was not started; call start(), or use it in a with block")
 
     def _not_joined(self) -> FlintError:
         """Return the reason why the consumer did not join its group in time."""
@@ -216,16 +219,20 @@ class ReceiverShell(MemberShell):
         self._prepare(addresses, access)
 
     def _engine_of(
-        self, dialer: Dialer, guard: Guard, changed: Callable[[], None], ended: Callable[[FlintError | None], None]
-    ) -> MemberEngine:
-        """Create the deliveries and their engine. ``changed``, ``ended``: what they call."""
+        self, dialer: Dialer, guard: Guard, changed: Callable[[], None]
+    ) -> tuple[MemberEngine, DeliverySource]:
+        """Return the engine and its deliveries. ``changed``: called after a change that receivers may wait for."""
         options = self._options
+        engine: MemberEngine
+        deliveries: DeliverySource
         if options.leases:
-            leased = self._deliveries = WorkDeliveries(options, guard, changed)
-            return WorkEngine(options, dialer, leased, ended)
-        deliveries = self._deliveries = Deliveries(options, guard, changed)
-        deliveries.engine = Engine(options, dialer, deliveries.add, deliveries.recall, deliveries.give_up, ended)
-        return deliveries.engine
+            deliveries = WorkDeliveries(options, guard, changed)
+            engine = WorkEngine(options, dialer, deliveries)
+        else:
+            deliveries = Deliveries(options, guard, changed)
+            engine = deliveries.engine = Engine(options, dialer, deliveries.add, deliveries.recall, deliveries.give_up)
+        engine.ended.add_done_callback(lambda _: deliveries.end(abandon=True))
+        return engine, deliveries
 
     def _check_receive(self, max_count: Any, timeout: Any) -> float:
         """Return how many seconds to wait; raise if ``receive`` cannot be called, or not with these arguments."""
@@ -237,7 +244,7 @@ class ReceiverShell(MemberShell):
     def _check_started(self) -> None:
         self._check()
         if not self._started:
-            raise InvalidArgument("this consumer was not started; call start(), or use it in a with block")
+            raise self._not_started()
 
     def _not_settled(self, count: int, seconds: float) -> ListenerTimeout:
         return ListenerTimeout(
@@ -249,6 +256,9 @@ class ReceiverShell(MemberShell):
 # ---- Signals that close a consumer gracefully.
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+WAIT_SECONDS_MAX = 1.0
+"""Maximum wait of the main thread. A signal that comes just before it, or to another thread of the process, does not
+end it, and on Windows none does: Python handles a signal only between two waits."""
 
 
 class StopSignals:

@@ -119,7 +119,7 @@ class WorkDeliveries(DeliverySource):
         self._polled = 0
         """Messages that receivers have looked for since the last requests, although they may wait no more: one that
         does not wait gets them at its next look."""
-        self._lease_seconds = options.lease_ms / 1000
+        self._lease_seconds = options.lease
 
     # ---- for receivers
 
@@ -152,7 +152,7 @@ class WorkDeliveries(DeliverySource):
                 if now >= lease.ends_at:
                     continue  # the process slept: the message is another consumer's by now
                 lease.begun_at = now
-                lease.renew_until = now + self._options.listener_seconds
+                lease.renew_until = now + self._options.listener_timeout
                 delivery = self.open[lease] = Delivery(self, lease)
                 deliveries.append(delivery)
         return deliveries
@@ -263,7 +263,7 @@ class WorkDeliveries(DeliverySource):
         options = self._options
         with self.condition:
             waiting = len(self.waiting)
-            room = options.open_max - len(self.open) - waiting - len(self.unconfirmed)
+            room = options.max_open - len(self.open) - waiting - len(self.unconfirmed)
             looked_for = max(self._expected, self._polled)
             return 0 if self.ended else min(looked_for + options.prefetch_messages - waiting, room)
 

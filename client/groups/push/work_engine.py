@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, TypeVar
@@ -52,10 +52,8 @@ class PoppedTopic:
 class WorkEngine(MemberEngine):
     """The engine of a consumer of a work queue."""
 
-    def __init__(
-        self, options: Options, dialer: Dialer, deliveries: WorkDeliveries, ended: Callable[[FlintError | None], None]
-    ) -> None:
-        super().__init__(options, dialer, ended)
+    def __init__(self, options: Options, dialer: Dialer, deliveries: WorkDeliveries) -> None:
+        super().__init__(options, dialer)
         self._deliveries = deliveries
         deliveries.wake = self.wake
         self._topics = [PoppedTopic(topic, options.start) for topic in options.subscriptions]
@@ -65,7 +63,7 @@ class WorkEngine(MemberEngine):
         self._leaving = False
         self._over = False
         self._look_at = 0.0
-        self._look_seconds = min(options.lease_ms / 1000 / LOOKS_A_LEASE, LOOK_SECONDS_MAX)
+        self._look_seconds = min(options.lease / LOOKS_A_LEASE, LOOK_SECONDS_MAX)
 
     # ---- its lifetime and control, for other threads
 
@@ -108,7 +106,7 @@ class WorkEngine(MemberEngine):
             missing = next((topic.refusal for topic in self._topics if topic.refusal is not None), None)
             return Health(
                 alive=self.running and self.failure is None,
-                joined=self.joined.is_set() and not self._leaving and self.failure is None,
+                joined=self.joined.done() and not self._leaving and self.failure is None,
                 connected=self._connection is not None,
                 group=self._options.group,
                 member=self._options.member,
@@ -182,8 +180,7 @@ class WorkEngine(MemberEngine):
     def _ended(self, error: FlintError | None) -> None:
         self._over = True
         self._deliveries.fail(error, consumer_closed())
-        self.joined.set()
-        self._on_end(error)
+        self._note_joined()
 
     # ---- pops
 
@@ -225,7 +222,7 @@ class WorkEngine(MemberEngine):
             self.die(error)
             return
         if all(each.begun or each.refusal is not None for each in self._topics):
-            self.joined.set()
+            self._note_joined()
 
     # ---- renewals
 

@@ -9,6 +9,7 @@ from ....protocol import commands
 from ....protocol.commands import RECEIPT_STRUCT
 from ....protocol.errors import RemoteProtocolError
 from ....protocol.fields import decode_fields
+from ....protocol.times import duration_millis
 from ...core.consume.batch import EVERYTHING, Records
 from ...core.rpc.operation import Operation, check_body, operation
 from ...core.rpc.session import Answer
@@ -41,7 +42,7 @@ def pop(options: Options, topic: str, start: str, max_count: int) -> Operation[l
         topic=topic,
         max_count=max_count,
         max_bytes=min(options.prefetch_bytes, POP_BYTES_MAX),
-        lease_ms=options.lease_ms,
+        lease_ms=duration_millis(options.lease),
         wait_ms=HOLD_MS if max_count else 0,
         tags=tags.expression,
         filter=condition,

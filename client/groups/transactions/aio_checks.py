@@ -12,35 +12,25 @@ from typing import Self
 
 from ...aio.producer import Producer
 from ...application_code import ends_program
+from ...core.client_guard import Guard
 from ...core.consume.batch import StoredMessage
-from ...core.produce.delivery import Outbox
 from ...core.produce.receipts import Receipt
 from . import registration
 from .decisions import Outcome
 from .registration import Question
-from .shell import HalfOptions, TransactionProducerShell
+from .shell import HalfOptions, HalfProducer, TransactionProducerShell
 
 CHECKS_AT_A_TIME = 16
 Check = Callable[[StoredMessage], Outcome | Awaitable[Outcome]]
 
 
-class Halves(Producer):
+class Halves(HalfProducer, Producer):
     """Sends half messages and ends their transactions."""
 
     @property
-    def delivery(self) -> Outbox:
-        """The delivery that sends them."""
-        return self._delivery
-
-    @property
-    def closed(self) -> bool:
-        """True after ``close``."""
-        return self._life.closed
-
-    @property
-    def forked(self) -> bool:
-        """True in a child process of the one that created the producer."""
-        return self._life.forked
+    def guard(self) -> Guard:
+        """The check whether the producer can be used."""
+        return self._life.guard
 
     def enter(self) -> asyncio.AbstractEventLoop:
         """Return the loop; raises if the producer cannot be used."""
@@ -96,7 +86,7 @@ class CheckingProducer(TransactionProducerShell[Halves, Check]):
                     outcome = await outcome
             except BaseException as error:
                 self._questions.check_failed(question, error)
-                if self._halves.closed or ends_program(error):
+                if self._halves.guard.closed or ends_program(error):
                     raise
             else:
                 self._questions.check_returned(question, outcome)

@@ -130,7 +130,7 @@ class TransactionProducer(CheckingProducer):
     async def close(self) -> None:
         """Stop receiving checks, and disconnect. Open transactions stay open: the broker asks another producer of the
         group about them. Idempotent."""
-        if not self._halves.closed and not self._halves.forked:
+        if not self._halves.guard.closed and not self._halves.guard.forked:
             await self._end_checks()
         await self._halves.close()
 

@@ -7,39 +7,25 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Self
 
+from ...core.client_guard import Guard
 from ...core.consume.batch import StoredMessage
-from ...core.produce.delivery import Outbox
 from ...core.produce.receipts import Receipt
 from ...sync.producer import Producer
 from . import registration
 from .decisions import Outcome
 from .registration import Question
-from .shell import HalfOptions, TransactionProducerShell
+from .shell import HalfOptions, HalfProducer, TransactionProducerShell
 
 Check = Callable[[StoredMessage], Outcome]
 
 
-class Halves(Producer):
+class Halves(HalfProducer, Producer):
     """Sends half messages and ends their transactions."""
 
     @property
-    def delivery(self) -> Outbox:
-        """The delivery that sends them."""
-        return self._delivery
-
-    @property
-    def closed(self) -> bool:
-        """True after ``close``."""
-        return self._guard.closed
-
-    @property
-    def forked(self) -> bool:
-        """True in a child process of the one that created the producer."""
-        return self._guard.forked
-
-    def check(self) -> None:
-        """Raise if the producer cannot be used."""
-        self._guard.check()
+    def guard(self) -> Guard:
+        """The check whether the producer can be used."""
+        return self._guard
 
     def end_transaction(self, group: str, receipt: Receipt, outcome: Outcome, timeout: float | None) -> None:
         """Tell the broker the outcome; retry while that can help and time is left."""
@@ -58,7 +44,7 @@ class CheckingProducer(TransactionProducerShell[Halves, Check]):
 
     def start(self) -> Self:
         """Register with the broker, which may send checks from then on; does not wait for it. Idempotent."""
-        self._halves.check()
+        self._halves.guard.check()
         self._registration.check()
         self._registration.start()
         return self

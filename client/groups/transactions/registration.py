@@ -186,7 +186,7 @@ class Registration(MemberConnection):
     @property
     def alive(self) -> bool:
         """True until the end, also before the start."""
-        return self.failure is None and not self.ended.is_set()
+        return self.failure is None and not self.ended.done()
 
     def answer(self, question: Question, outcome: Outcome | BrokerError, *, running: bool = False) -> None:
         """Answer a check with the outcome, or with the error that prevented it. ``running``: the transaction is open in
@@ -205,7 +205,7 @@ class Registration(MemberConnection):
             self._leave_by = min(self._leave_by, time.monotonic() + LEAVE_SECONDS_MAX)
         if self.running:
             self.wake()
-            self.ended.wait()
+            self.ended.result()
 
     # ---- on the I/O thread
 

@@ -6,11 +6,12 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, Unpack
+from typing import Any, Generic, TypeVar, Unpack
 
 from ....protocol.errors import FlintError
 from ...aio.rpc import Dialer
 from ...aio.runtime import ClientRuntime
+from ...core.client_guard import Guard
 from ...core.compression import Compression
 from ...core.produce.delivery import Outbox
 from ...core.produce.packer import Flush
@@ -83,16 +84,20 @@ class HalfOptions(AccessOptions, total=False):
 _OWN_OPTIONS = HalfOptions.__annotations__.keys() - AccessOptions.__annotations__.keys()
 
 
-class HalfProducer(Protocol):
-    """The producer that sends half messages."""
+class HalfProducer:
+    """What both producers that send half messages have besides the methods of ``Producer``."""
+
+    _delivery: Outbox
 
     @property
     def delivery(self) -> Outbox:
         """The delivery that sends them."""
+        return self._delivery
 
     @property
-    def closed(self) -> bool:
-        """True after ``close``."""
+    def guard(self) -> Guard:
+        """The check whether the producer can be used."""
+        raise NotImplementedError
 
 
 HalvesT = TypeVar("HalvesT", bound=HalfProducer)
@@ -173,4 +178,4 @@ class TransactionProducerShell(ABC, Generic[HalvesT, CheckT]):
 
     def health(self) -> TransactionHealth:
         """Return the producer's current state and counters."""
-        return health_of(self._registration, self._questions, self._decisions, closed=self._halves.closed)
+        return health_of(self._registration, self._questions, self._decisions, closed=self._halves.guard.closed)

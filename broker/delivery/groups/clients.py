@@ -1,10 +1,10 @@
-"""RocketMQ's clients by consumer group, as their heartbeats describe them.
+"""RocketMQ's clients by consumer group, as their heartbeats describe them, and the producers of both protocols.
 
-They share the queues of a group among themselves, and the broker is not told how: it gives each of them the list of
-all, and tells all of them when the list or the topics of one of them change. FlintMQ's own members are assigned queues
-by the broker. Both in one group would read the same queues, so a group is of one kind at a time: that of its first live
-consumer. Clients of RocketMQ that meet FlintMQ's members *wait*: they are in no list and get no messages until those
-members are gone.
+Clients of RocketMQ share the queues of a group among themselves, and the broker is not told how: it gives each of them
+the list of all, and tells all of them when the list or the topics of one of them change. FlintMQ's own members are
+assigned queues by the broker. Both in one group would read the same queues, so a group is of one kind at a time: that
+of its first live consumer. Clients of RocketMQ that meet FlintMQ's members *wait*: they are in no list and get no
+messages until those members are gone.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ....protocol.commands import NOTIFY_CONSUMER_IDS_CHANGED, IdsChangedRequest
 from ....protocol.errors import GroupKind, GroupRunning, LimitReached, NoPermission
-from .subscription_memory import memory_of
+from .group import memory_of
 
 if TYPE_CHECKING:
     from ..client_handle import ClientHandle
-    from .group import Queue
-    from .subscription_memory import SubscriptionMemory
+    from .group import Queue, SubscriptionMemory
 
 
 # ---- The user that each live client belongs to, by the id that the client gave itself.
@@ -53,7 +52,6 @@ class ClientOwners:
         self._owners[client_id] = (user, self._owners.get(client_id, (user, 0))[1] + 1)
 
     def remove(self, client_id: str) -> None:
-        """Take a registration back."""
         user, count = self._owners.pop(client_id)
         if count > 1:
             self._owners[client_id] = (user, count - 1)
@@ -111,7 +109,6 @@ class QueueLocks:
             self._groups.pop(group, None)
 
     def holds_any(self, group: str, client_id: str) -> bool:
-        """Return whether the client holds a queue of the group."""
         now = self._clock()
         return any(lock.holder == client_id and lock.until > now for lock in list(self._groups.get(group, {}).values()))
 
@@ -127,7 +124,6 @@ class QueueLocks:
                 lock.until = lock.renewed_at + UNUSED_S
 
     def forget_expired(self) -> None:
-        """Drop the locks that have expired."""
         now = self._clock()
         for group, locks in list(self._groups.items()):
             for queue in [queue for queue, lock in locks.items() if lock.until <= now]:
@@ -542,3 +538,102 @@ def _some(names: Collection[str]) -> str:
     shown = ", ".join(sorted(names)[:NAMED_MAX])
     more = len(names) - NAMED_MAX
     return f"{shown} and {more} more" if more > 0 else shown
+
+
+# ---- Live producers by producer group: the clients that the broker asks how a transaction ended.
+
+
+class _Producer(NamedTuple):
+    remote: ClientHandle
+    until: float
+    cancel_lost: Callable[[], None]
+    """Cancels the callback for the loss of its connection."""
+
+
+class ProducerGroups:
+    """Live producers by group and name. ``clock``: monotonic, in seconds; ``owners``: of the names."""
+
+    def __init__(self, clock: Callable[[], float], owners: ClientOwners) -> None:
+        self._clock = clock
+        self._owners = owners
+        self._groups: dict[str, dict[str, _Producer]] = {}
+        self._turn = 0
+
+    def heart_beat(self, group: str, member: str, remote: ClientHandle, session_seconds: float) -> None:
+        """Register a producer as alive; from now on the broker asks it over ``remote``.
+
+        Raises ``NoPermission`` if the name belongs to another user, and ``InvalidParameter`` if the connection has too
+        many.
+        """
+        self._owners.check(member, remote.user_name)
+        before = self._groups.get(group, {}).get(member)
+        if before is None or before.remote is not remote:
+            # Register first: this can be refused, and the producer must then keep its old connection.
+            cancel_lost = remote.when_lost(lambda: self._lost(group, member, remote))
+            if before is not None:
+                before.cancel_lost()
+            else:
+                self._owners.add(member, remote.user_name)
+        else:
+            cancel_lost = before.cancel_lost
+        self._groups.setdefault(group, {})[member] = _Producer(remote, self._clock() + session_seconds, cancel_lost)
+
+    def leave(self, group: str, member: str, user: str) -> None:
+        """Remove a producer, for ``user``. Raises ``NoPermission`` if it belongs to another one."""
+        self._owners.check(member, user)
+        self._remove(group, member)
+
+    def _remove(self, group: str, member: str) -> None:
+        members = self._groups.get(group, {})
+        gone = members.pop(member, None)
+        if gone is not None:
+            gone.cancel_lost()
+            self._owners.remove(member)
+        if not members:
+            self._groups.pop(group, None)
+
+    def _lost(self, group: str, member: str, remote: ClientHandle) -> None:
+        present = self._groups.get(group, {}).get(member)
+        # It may have come back over another connection, whose loss has a callback of its own.
+        if present is not None and present.remote is remote:
+            self._remove(group, member)
+
+    def one_of(self, group: str, topic: str, preferred: ClientHandle | None = None) -> ClientHandle | None:
+        """Return a live producer of the group that may publish to ``topic``: ``preferred`` if it is one, else the next
+        in rotation, or None.
+
+        It is one that reads what it is sent, if there is one.
+        """
+        # Producers that expired are removed when one is needed, so no timer is necessary.
+        now = self._clock()
+        for member, producer in list(self._groups.get(group, {}).items()):
+            if producer.remote.lost or producer.until < now:
+                self._remove(group, member)
+        # A check shows the message to the producer that is asked, whose rights may have changed since it registered.
+        members = [
+            each.remote for each in self._groups.get(group, {}).values() if each.remote.may_publish(topic, group)
+        ]
+        members = [member for member in members if member.may_be_sent()] or members
+        if not members:
+            return None
+        if preferred in members:
+            return preferred
+        # One counter for all groups: it only has to vary from call to call.
+        self._turn += 1
+        return members[self._turn % len(members)]
+
+    def find(self, member: str) -> ClientHandle | None:
+        """Return the connection of the producer with a name, in any group, or None."""
+        for members in self._groups.values():
+            producer = members.get(member)
+            if producer is not None and not producer.remote.lost and producer.until >= self._clock():
+                return producer.remote
+        return None
+
+    def members(self) -> list[tuple[str, str, ClientHandle]]:
+        """Return (group, name, connection) of all producers, sorted."""
+        return [
+            (group, name, producer.remote)
+            for group, members in sorted(self._groups.items())
+            for name, producer in sorted(members.items(), key=lambda item: item[0])
+        ]
