@@ -202,8 +202,8 @@ class ResponseQueue:
 
     __slots__ = tuple(
         (
-            "_broker _encode_error _on_full _on_sent bytes_out closed flush_offset leave_short_way out out_bytes paused "
-            "running transport turn_began unflushed unflushed_bytes written"
+            "_broker _encode_error _on_full _on_sent bytes_out closed flush_offset leave_short_way out out_bytes "
+            "paused running transport turn_began unflushed unflushed_bytes written"
         ).split()
     )
 
