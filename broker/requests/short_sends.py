@@ -103,7 +103,7 @@ class ShortHead:
         self.batch = store.commitlog.repeated_batch()
 
 
-class Table:
+class KernelBuffer:
     """A buffer of integers, or of bytes, that a kernel knows by its address."""
 
     __slots__ = ("address", "array", "values")
@@ -127,9 +127,9 @@ class WaitingAnswers:
         self.counted = state[kernel.R_COUNTED]
         self.handed_over: list[ShortConnection] = []
         """Connections that have left, and send their part themselves."""
-        self.reads = Table(sends.reads.array[: state[kernel.R_READS] * kernel.E_WIDTH].copy())
-        self.frames = Table(sends.frames.array[: state[kernel.R_FRAMES] * kernel.F_WIDTH].copy())
-        self.out = Table(sends.out.array[: state[kernel.R_OUT]].copy())
+        self.reads = KernelBuffer(sends.reads.array[: state[kernel.R_READS] * kernel.E_WIDTH].copy())
+        self.frames = KernelBuffer(sends.frames.array[: state[kernel.R_FRAMES] * kernel.F_WIDTH].copy())
+        self.out = KernelBuffer(sends.out.array[: state[kernel.R_OUT]].copy())
 
 
 class ShortSends:
@@ -148,22 +148,22 @@ class ShortSends:
         self._array = np.zeros(kernel.S_LENGTH, np.int64)
         self._sending = np.zeros(kernel.S_LENGTH, np.int64)
         self.state = self._array.data
-        self.reads = Table(np.zeros(kernel.READS_MAX * kernel.E_WIDTH, np.int64))
-        self.frames = Table(np.zeros(kernel.FRAMES_MAX * kernel.F_WIDTH, np.int64))
-        self.out = Table(np.zeros(kernel.OUT_BYTES, np.uint8))
-        self._runs = Table(np.zeros(kernel.RUNS_MAX * kernel.RUN_WIDTH, np.int64))
-        self._touched = Table(np.zeros(kernel.TOPICS_MAX, np.int64))
-        self._plan = Table(np.zeros(kernel.PLAN_INTEGERS, np.int64))
-        self._answer = Table(np.frombuffer(bytearray(kernel.ANSWER), np.uint8))
-        self._slots = Table(np.zeros(kernel.READS_MAX * kernel.SLOT_BYTES, np.uint8))
-        self._events = Table(np.zeros(kernel.READS_MAX * kernel.EVENT_BYTES, np.uint8))
-        self._places = Table(np.zeros(1024, np.int64))
-        self._input = Table(np.zeros(1, np.uint8))
+        self.reads = KernelBuffer(np.zeros(kernel.READS_MAX * kernel.E_WIDTH, np.int64))
+        self.frames = KernelBuffer(np.zeros(kernel.FRAMES_MAX * kernel.F_WIDTH, np.int64))
+        self.out = KernelBuffer(np.zeros(kernel.OUT_BYTES, np.uint8))
+        self._runs = KernelBuffer(np.zeros(kernel.RUNS_MAX * kernel.RUN_WIDTH, np.int64))
+        self._touched = KernelBuffer(np.zeros(kernel.TOPICS_MAX, np.int64))
+        self._plan = KernelBuffer(np.zeros(kernel.PLAN_INTEGERS, np.int64))
+        self._answer = KernelBuffer(np.frombuffer(bytearray(kernel.ANSWER), np.uint8))
+        self._slots = KernelBuffer(np.zeros(kernel.READS_MAX * kernel.SLOT_BYTES, np.uint8))
+        self._events = KernelBuffer(np.zeros(kernel.READS_MAX * kernel.EVENT_BYTES, np.uint8))
+        self._places = KernelBuffer(np.zeros(1024, np.int64))
+        self._input = KernelBuffer(np.zeros(1, np.uint8))
         self._is_unsent = False
         """The answers of the present turn that need not wait are still to be sent."""
         self._buffer = bytearray()
         """The buffer of ``_input``."""
-        log = Table(parts.store.commitlog.writer.array)
+        log = KernelBuffer(parts.store.commitlog.writer.array)
         for slot, table in (
             (kernel.S_EVENTS, self._events),
             (kernel.S_LOG, log),
@@ -276,7 +276,7 @@ class ShortSends:
         if not self._begin(began):
             return 0
         if buffer is not self._buffer:
-            self._buffer, self._input = buffer, Table(np.frombuffer(buffer, np.uint8))
+            self._buffer, self._input = buffer, KernelBuffer(np.frombuffer(buffer, np.uint8))
         state[kernel.S_EPOLL] = -1
         state[kernel.S_INPUT] = self._input.address
         state[kernel.S_ROW], state[kernel.S_AT], state[kernel.S_SIZE] = place, start, end - start
@@ -386,7 +386,7 @@ class ShortSends:
         if fd >= len(self._places.array):
             places = np.zeros(2 * fd, np.int64)
             places[: len(self._places.array)] = self._places.array
-            self._places = Table(places)
+            self._places = KernelBuffer(places)
             self.state[kernel.S_PLACES] = self._places.address
         self._places.values[fd] = place
         rows = self.connections.values
@@ -529,7 +529,7 @@ class ShortSends:
         for connection in answers.handed_over:
             connection.responses.flushed(error)
 
-    def _send(self, reads: Table, out: Table, count: int, *, waits: bool) -> None:
+    def _send(self, reads: KernelBuffer, out: KernelBuffer, count: int, *, waits: bool) -> None:
         """Send the answers of ``count`` reads that wait for a flush, or of those that do not."""
         state = self._sending.data
         state[kernel.S_CONNECTIONS] = self.connections.address
