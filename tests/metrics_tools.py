@@ -35,7 +35,6 @@ def ask(port: int, path: str, method: str = "GET") -> tuple[http.client.HTTPResp
 
 
 def page(broker: RunningBroker, path: str) -> tuple[int, str]:
-    """Return status and text of a page."""
     answer, body = ask(metrics_port(broker), path)
     return answer.status, body.decode()
 

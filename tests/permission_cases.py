@@ -61,7 +61,6 @@ class Case:
 
     @property
     def grants(self) -> Grants:
-        """Return the grants that the request needs."""
         return [self.named(grant) for grant in self.needs]
 
     @property
@@ -316,7 +315,6 @@ SEEING: dict[str, Grants] = {
 
 
 def listed(peer: RawConnection, command: Command, **fields: Any) -> list[Any]:
-    """Return the rows that a command lists."""
     answer = peer.call(command, fields).raise_for_error()
     found = msgpack.unpackb(answer.body)
     assert isinstance(found, list)

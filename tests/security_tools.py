@@ -64,7 +64,6 @@ LogIn = Callable[[str], RawConnection]
 
 
 def authenticate(connection: RawConnection, name: str = "billing", password: str = PASSWORD) -> RawConnection:
-    """Authenticate as the clients do; return the connection."""
     exchange = ClientExchange(name, password)
     answer = connection.call(AUTH, {"message": exchange.first(), "mechanism": MECHANISM}).raise_for_error()
     assert not answer.fields.get("done")

@@ -33,11 +33,9 @@ class Traces:
         return list(self._exporter.get_finished_spans())
 
     def named(self, name: str) -> list[ReadableSpan]:
-        """Return the spans of one name that have ended."""
         return [span for span in self.all() if span.name == name]
 
     def one(self, name: str) -> ReadableSpan:
-        """Return the only span of this name."""
         (span,) = self.named(name)
         return span
 
@@ -49,7 +47,6 @@ class Traces:
         return spans
 
     def points(self, metric: str) -> list[Any]:
-        """Return the points of a metric."""
         data = self._reader.get_metrics_data()
         return [
             point
@@ -74,7 +71,6 @@ def traced(**options: Any) -> Iterator[Traces]:
 
 
 def context_of(span: ReadableSpan) -> trace.SpanContext:
-    """Return the context of a span."""
     context = span.get_span_context()
     assert context is not None
     return context
@@ -87,10 +83,8 @@ def traceparent(span: ReadableSpan) -> str:
 
 
 def linked(span: ReadableSpan) -> list[int]:
-    """Return the ids of the spans to which a span has links."""
     return [link.context.span_id for link in span.links]
 
 
 def ids(*spans: ReadableSpan) -> list[int]:
-    """Return the ids of spans."""
     return [context_of(span).span_id for span in spans]

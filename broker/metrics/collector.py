@@ -93,7 +93,6 @@ class Exposition:
         self._lines: list[str] = []
 
     def text(self) -> bytes:
-        """Return all added families, encoded."""
         return "".join(self._lines).encode()
 
     def add(self, metric: Metric, rows: Rows) -> None:

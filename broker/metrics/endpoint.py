@@ -293,7 +293,6 @@ class MetricsEndpoint:
         self._stage = f"starting: {stage}" + (f", {done * 100 // total} %" if total else "")
 
     def started(self, broker: Broker, services: Sequence[Service]) -> None:
-        """Report the broker as ready from now on."""
         self._services = services
         self._broker = broker
         self._stage = ""

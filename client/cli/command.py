@@ -29,64 +29,34 @@ SUBCOMMAND_ALIASES = {"describe": ("status", "show"), "ls": ("list",), "rm": ("d
 """Subcommands by alias; the first that a group of commands has is meant."""
 
 OTHER_NAMES = {
-    "acl": "user grant",
-    "alter": "topic update",
-    "browse": "pull",
-    "cat": "pull",
-    "cluster": "status",
-    "configs": "config",
-    "connect": "context add",
-    "consumer": "group",
-    "consumer-groups": "group list",
-    "consumers": "group list",
-    "create": "topic create",
-    "delete": "topic delete",
-    "describe": "topic status",
-    "drop": "topic delete",
-    "edit": "topic update",
-    "follow": "tail",
-    "get": "pull",
-    "health": "check",
-    "info": "status",
-    "kcat": "tail",
-    "lag": "group list",
-    "latency": "bench",
-    "list": "topic list",
-    "login": "context add",
-    "metadata": "topic list",
-    "monitor": "top",
-    "offsets": "offset",
-    "partitions": "topic status",
-    "peek": "pull",
-    "perf": "bench",
-    "ping": "check",
-    "producer": "send",
-    "profile": "context",
-    "publish": "send",
-    "publisher": "send",
-    "purge": "topic delete",
-    "put": "send",
-    "queue": "topic",
-    "queues": "topic list",
-    "read": "pull",
-    "receive": "pull",
-    "reset": "offset reset",
-    "rm": "topic delete",
-    "schema": "topic",
-    "server-info": "status",
-    "show": "topic status",
-    "stats": "status",
-    "stream": "topic",
-    "streams": "topic list",
-    "subscribe": "tail",
-    "subscriber": "tail",
-    "topics": "topic list",
-    "transaction": "tx",
-    "transactions": "tx list",
-    "update": "topic update",
-    "users": "user list",
-    "watch": "top",
-    "write": "send",
+    word: meant
+    for meant, words in {
+        "bench": "latency perf",
+        "check": "health ping",
+        "config": "configs",
+        "context": "profile",
+        "context add": "connect login",
+        "group": "consumer",
+        "group list": "consumer-groups consumers lag",
+        "offset": "offsets",
+        "offset reset": "reset",
+        "pull": "browse cat get peek read receive",
+        "send": "producer publish publisher put write",
+        "status": "cluster info server-info stats",
+        "tail": "follow kcat subscribe subscriber",
+        "top": "monitor watch",
+        "topic": "queue schema stream",
+        "topic create": "create",
+        "topic delete": "delete drop purge rm",
+        "topic list": "list metadata queues streams topics",
+        "topic status": "describe partitions show",
+        "topic update": "alter edit update",
+        "tx": "transaction",
+        "tx list": "transactions",
+        "user grant": "acl",
+        "user list": "users",
+    }.items()
+    for word in words.split()
 }
 """Command to suggest, by a word that is not a command."""
 
@@ -278,6 +248,22 @@ def command(name: str | None = None, **attrs: Any) -> Callable[[Callable[..., An
         return made
 
     return decorate
+
+
+def options(*decorators: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds options to a command, for those that several commands have."""
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return add
+
+
+flush_option = click.option(
+    "--flush", type=click.Choice(["sync", "async"]), help="sync: acknowledge after the flush; async: broker's policy."
+)
 
 
 def note(settings: BrokerChoice, text: str) -> None:

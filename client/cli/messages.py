@@ -23,7 +23,7 @@ from ..core.produce.receipts import DeliveryFailed, Receipt
 from ..core.rpc.address import Address
 from ..errors import CorruptMessage
 from ..operator.display import plural, show_moment, show_rate, show_second, show_seconds, shown_name
-from .command import note
+from .command import note, options
 from .failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe, nearest
 from .output import Output, TableColumn
 from .params import TextType
@@ -330,8 +330,13 @@ FORMAT_HELP = (
     + "; %%, \\n, \\t, \\xNN."
 )
 
-FILTER_HELP = "Only messages whose properties meet this condition: \"amount > 5 AND region IN ('eu', 'us')\"."
-TAG_HELP = "Only messages with this tag, or with one of several: 'a || b'."
+tag_option = click.option("-t", "--tag", help="Only messages with this tag, or with one of several: 'a || b'.")
+condition_option = click.option(
+    "--filter",
+    "condition",
+    metavar="CONDITION",
+    help="Only messages whose properties meet this condition: \"amount > 5 AND region IN ('eu', 'us')\".",
+)
 POINTED_CHARS = 72
 """Number of characters of a filter that an error shows around the wrong place."""
 
@@ -343,12 +348,10 @@ def format_options(function: Callable[..., Any]) -> Callable[..., Any]:
     def with_style(*args: Any, template: Format | None, raw: bool, **others: Any) -> Any:
         return function(*args, style=MessageStyle(template, raw), **others)
 
-    decorated = click.option("--raw", is_flag=True, help="Print bodies unchanged, including control characters.")(
-        with_style
-    )
-    return click.option("--format", "template", type=TextType("format", Format), metavar="FORMAT", help=FORMAT_HELP)(
-        decorated
-    )
+    return options(
+        click.option("--format", "template", type=TextType("format", Format), metavar="FORMAT", help=FORMAT_HELP),
+        click.option("--raw", is_flag=True, help="Print bodies unchanged, including control characters."),
+    )(with_style)
 
 
 def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -358,8 +361,7 @@ def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:
     def with_filter(*args: Any, tag: str | None, condition: str | None, **others: Any) -> Any:
         return function(*args, wanted=MessageFilter(tag, condition), **others)
 
-    decorated = click.option("--filter", "condition", metavar="CONDITION", help=FILTER_HELP)(with_filter)
-    return click.option("-t", "--tag", help=TAG_HELP)(decorated)
+    return options(tag_option, condition_option)(with_filter)
 
 
 @dataclass(frozen=True, slots=True)

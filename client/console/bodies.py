@@ -47,7 +47,6 @@ class IndentedText:
 
     @property
     def is_full(self) -> bool:
-        """Predicate: was something left out?"""
         return self._room < 0
 
     @property

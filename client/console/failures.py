@@ -55,7 +55,6 @@ class ShownError:
 
 
 def describe(error: FlintError | Refused) -> ShownError:
-    """Return an error as a page shows it."""
     if isinstance(error, Refused):
         return ShownError(error.status, _TITLES.get(error.status, "The request failed"), "", str(error))
     if isinstance(error, DeliveryFailed) and len(set(map(str, error.errors.values()))) == 1:

@@ -62,7 +62,6 @@ class ConsoleOptions:
 
     @property
     def is_exposed(self) -> bool:
-        """Predicate: can other machines reach the console?"""
         return self.behind_proxy or not is_loopback(self.host)
 
     def check_access(self) -> None:

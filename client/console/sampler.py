@@ -17,7 +17,7 @@ from ...protocol.errors import FlintError, NoPermission
 from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX
 from ..operator.condition import Condition
 from ..operator.display import plural, shown_name
-from ..operator.rates import Counters, broker_counters, topic_counters
+from ..operator.rates import CounterSample, broker_counters, topic_counters
 from .sessions import STATUS_SECONDS, ConsoleSession
 
 # ---- Changes of a broker as the console notices them: the differences between two looks at it.
@@ -104,11 +104,9 @@ class ChangeLog:
         self._compare("topic", {name: topic for name, topic in topics.items() if not topic.system}, _topic_difference)
 
     def saw_groups(self, groups: Iterable[GroupInfo]) -> None:
-        """Notice groups that were created or deleted."""
         self._compare("group", {info.group: "" for info in groups}, _value_difference)
 
     def saw_settings(self, settings: Iterable[Setting]) -> None:
-        """Notice settings that were changed."""
         rows = list(settings)
         self.differing = [each.name for each in rows if each.value != each.at_start]
         self._compare("setting", {each.name: each.value for each in rows}, _value_difference)
@@ -192,14 +190,14 @@ class Sampler:
         self._dead: list[TopicTotals] = []
         """The dead-letter topics as of the last sample."""
         self._dead_at = -math.inf
-        self._dead_counts: deque[Counters] = deque(maxlen=TOPIC_SAMPLES_MAX)
+        self._dead_counts: deque[CounterSample] = deque(maxlen=TOPIC_SAMPLES_MAX)
         self._dead_rows = TOPICS_STATS_MAX
         self.changes = ChangeLog()
         self._looked_at = -math.inf
         self._configs: dict[str, TopicInfo] = {}
         self._configs_at = -STATUS_SECONDS
-        self._topics: deque[Counters] = deque(maxlen=TOPIC_SAMPLES_MAX)
-        self._broker: deque[Counters] = deque(maxlen=int(HISTORY_SECONDS / SAMPLE_SECONDS))
+        self._topics: deque[CounterSample] = deque(maxlen=TOPIC_SAMPLES_MAX)
+        self._broker: deque[CounterSample] = deque(maxlen=int(HISTORY_SECONDS / SAMPLE_SECONDS))
 
     def watch(self, session: ConsoleSession) -> None:
         """Sample for a while from now on."""
@@ -231,7 +229,6 @@ class Sampler:
 
     @property
     def _is_due(self) -> bool:
-        """Predicate: is the last sample of the topics old enough for another one?"""
         return not self._topics or self._clock() - self._topics[-1].at >= SAMPLE_SECONDS / 2
 
     async def topic_configs(self, session: ConsoleSession, *, newest: bool = False) -> dict[str, TopicInfo]:

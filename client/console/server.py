@@ -91,7 +91,6 @@ class BrowserConnection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take a part of a request."""
         super().data_received(data)
         self._look()
 
@@ -106,7 +105,6 @@ class BrowserConnection(H11Protocol):
         self._stuck = self.loop.call_later(STUCK_SECONDS, self.drop)
 
     def resume_writing(self) -> None:
-        """Go on with a response."""
         super().resume_writing()
         if self._stuck is not None:
             self._stuck.cancel()
@@ -148,7 +146,6 @@ class TlsHandshake(asyncio.Protocol):
         self.network = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin the handshake."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.pause_reading()  # the first bytes are for the handshake

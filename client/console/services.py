@@ -183,11 +183,9 @@ class ConsoleServices:
         return request.client.host if request.client else "unknown"
 
     def session_of(self, request: Request) -> ConsoleSession | None:
-        """Return the session of a request, or None if there is no login."""
         return self.sessions.find(request.cookies.get(self.cookie, ""))
 
     def set_cookie(self, response: Response, session: ConsoleSession) -> None:
-        """Give the browser its session."""
         response.set_cookie(
             self.cookie, session.id, httponly=True, samesite="strict", secure=self.options.is_encrypted, path="/"
         )
@@ -195,7 +193,6 @@ class ConsoleServices:
     # ---- answers
 
     def html(self, template: str, status: int, context: dict[str, Any], request: Request) -> Response:
-        """Return a rendered page."""
         text = self._templates.get_template(template).render(
             options=self.options,
             version=__version__,

@@ -45,7 +45,6 @@ class Visit:
     # ---- parameters
 
     def path(self, name: str) -> str:
-        """Return a part of the path."""
         return str(self.request.path_params[name])
 
     def text(self, name: str, default: str = "") -> str:
@@ -101,7 +100,6 @@ class Visit:
 
     @property
     def read_only(self) -> bool:
-        """Predicate: does the console refuse every change?"""
         return self.console.options.read_only
 
     def check_writable(self) -> None:
@@ -133,7 +131,6 @@ class Visit:
 
     @property
     def may_change_users(self) -> bool:
-        """Predicate: should the page offer the administration of users?"""
         return bool(self.session.user) and self.may(ADMIN)
 
     # ---- answers

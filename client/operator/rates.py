@@ -20,28 +20,28 @@ COUNTERS = ("produced_messages", "produced_bytes", "pulled_messages", "pulled_by
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
+class CounterSample:
     """Counters by name, at one time in monotonic seconds."""
 
     at: float
     counts: Mapping[str, float]
 
-    def per_second(self, name: str, before: Counters) -> float | None:
+    def per_second(self, name: str, before: CounterSample) -> float | None:
         """Return how much a counter grew per second since ``before``. None if one of both does not have it, or if it
         decreased: the broker was restarted, or the topic was created again."""
         now, then, seconds = self.counts.get(name), before.counts.get(name), self.at - before.at
         return None if now is None or then is None or now < then or seconds <= 0 else (now - then) / seconds
 
 
-def broker_counters(condition: Condition, at: float) -> Counters:
+def broker_counters(condition: Condition, at: float) -> CounterSample:
     """Return the broker's counters, with the sum of its error responses, as far as the user may see them."""
     counts = {name: count for name in COUNTERS if (count := condition.number(name)) is not None}
-    return Counters(at, counts if condition.withheld else counts | {"errors": sum(condition.errors.values())})
+    return CounterSample(at, counts if condition.withheld else counts | {"errors": sum(condition.errors.values())})
 
 
-def topic_counters(topics: Iterable[TopicTotals], at: float) -> Counters:
+def topic_counters(topics: Iterable[TopicTotals], at: float) -> CounterSample:
     """Return the number of messages ever stored in each topic."""
-    return Counters(at, {topic.topic: topic.max_offsets for topic in topics})
+    return CounterSample(at, {topic.topic: topic.max_offsets for topic in topics})
 
 
 def all_topics_stats(admin: Admin) -> dict[str, TopicTotals]:
@@ -63,8 +63,8 @@ class Sample:
     (group, topic)."""
 
     condition: Condition
-    broker: Counters
-    topics: Counters
+    broker: CounterSample
+    topics: CounterSample
     held: Mapping[str, int]
     groups: Mapping[tuple[str, str], tuple[int, Lag]]
 
@@ -87,7 +87,7 @@ def _sampled_groups(admin: Admin) -> dict[tuple[str, str], tuple[int, Lag]]:
 
 @dataclass(frozen=True, slots=True)
 class TopicRate:
-    """Rate of messages produced to a topic, and the number of messages that it holds."""
+    """Rate of messages produced to a topic, to a tenth, and the number of messages that it holds."""
 
     topic: str
     produced_per_second: float
@@ -96,7 +96,7 @@ class TopicRate:
 
 @dataclass(frozen=True, slots=True)
 class GroupRate:
-    """Rate of messages that a group commits in a topic, and its lag there; None: unknown."""
+    """Rate of messages that a group commits in a topic, to a tenth, and its lag there; None: unknown."""
 
     group: str
     topic: str
@@ -118,7 +118,7 @@ class Rates:
 def between(before: Sample, after: Sample) -> Rates:
     """Return the rates between two samples. A broker that was restarted in between has counted from 0."""
     restarted = before.condition.info.get("pid") != after.condition.info.get("pid")
-    from_zero = Counters(before.broker.at, dict.fromkeys(after.broker.counts, 0))
+    from_zero = CounterSample(before.broker.at, dict.fromkeys(after.broker.counts, 0))
 
     def of_broker(name: str) -> float | None:
         # In a container the new process may have the same id, but no counter decreases without a restart.
@@ -126,16 +126,14 @@ def between(before: Sample, after: Sample) -> Rates:
         return after.broker.per_second(name, from_zero) if rate is None else rate
 
     topics = [
-        TopicRate(name, after.topics.per_second(name, before.topics) or 0.0, messages)
+        TopicRate(name, round(after.topics.per_second(name, before.topics) or 0.0, 1), messages)
         for name, messages in after.held.items()
     ]
     topics.sort(key=lambda topic: (-topic.produced_per_second, -topic.messages, topic.topic))
     seconds = max(after.broker.at - before.broker.at, 1e-9)
-    groups = [
-        GroupRate(
-            group, topic, max(0, committed - before.groups.get((group, topic), (committed,))[0]) / seconds, lag.known
-        )
-        for (group, topic), (committed, lag) in after.groups.items()
-    ]
+    groups = []
+    for (group, topic), (committed, lag) in after.groups.items():
+        grown = max(0, committed - before.groups.get((group, topic), (committed,))[0])
+        groups.append(GroupRate(group, topic, round(grown / seconds, 1), lag.known))
     groups.sort(key=lambda row: (row.lag is not None, -(row.lag or 0), row.group, row.topic))
     return Rates(after.condition, {name: of_broker(name) for name in (*COUNTERS, "errors")}, topics, groups)

@@ -238,7 +238,6 @@ class Connection:
         return self._session.new_request_id()
 
     def request(self, command: Command, fields: dict[str, Any], body: bytes | memoryview = b"") -> int:
-        """Push a request; returns its id."""
         request_id, head = self._session.request(command, fields, len(body))
         self.push(head, body)
         return request_id

@@ -82,7 +82,6 @@ def guarded_console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def console(running: RunningBroker) -> Iterator[str]:
-    """Return the URL of a console of that broker."""
     with console_process(running) as url:
         yield url
 
@@ -166,6 +165,5 @@ async def misfits(tab: Tab, urls: Iterable[str]) -> list[str]:
 
 
 async def open_tab(browser: Browser, **options: Any) -> Tab:
-    """Return a tab in a context of its own."""
     context = await browser.new_context(**{"viewport": {"width": 1280, "height": 800}} | options)
     return Tab(await context.new_page())

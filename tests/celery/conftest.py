@@ -67,7 +67,6 @@ class CeleryApp:
         return worker
 
     def start(self, program: str, script: str) -> subprocess.Popen[str]:
-        """Start a function of a script of this folder."""
         command = [str(self._python), script, program]
         return subprocess.Popen(command, cwd=HERE, env=self.environment, stdout=subprocess.PIPE, text=True)
 
@@ -110,7 +109,6 @@ class Worker:
 
     @property
     def log(self) -> str:
-        """Return its output so far."""
         return "".join(self.lines)
 
     def ready(self) -> Worker:
@@ -120,7 +118,6 @@ class Worker:
         return self
 
     def kill(self) -> None:
-        """Kill it and its pool with SIGKILL."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self._end()
 

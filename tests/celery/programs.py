@@ -31,7 +31,6 @@ def control() -> None:
 
 
 def events() -> None:
-    """Follow the events of a task."""
     seen: list[str] = []
 
     with app.connection_for_read() as connection:

@@ -46,7 +46,6 @@ def work(number: int) -> None:
 
 @app.task
 def add(left: int, right: int) -> int:
-    """Return the sum."""
     return left + right
 
 
@@ -58,7 +57,6 @@ def total(numbers: list[int]) -> int:
 
 @app.task(ignore_result=True)
 def refuse() -> None:
-    """Be rejected for ever."""
     note("refuse")
     raise Reject("no account", requeue=False)
 

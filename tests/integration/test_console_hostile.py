@@ -247,7 +247,7 @@ def test_no_input_is_an_error_of_the_console(broker: BrokerFactory, connect: Con
     with console_of(running) as client:
 
         @given(st.sampled_from(ROUTES), st.lists(PARTS, min_size=3, max_size=3), FIELDS, FIELDS, st.booleans())
-        @settings(max_examples=400, deadline=None)
+        @settings(max_examples=200, deadline=None)
         def check(
             route: tuple[str, str], parts: list[str], query: dict[str, str], form: dict[str, str], fits: bool
         ) -> None:

@@ -16,8 +16,10 @@ from flintmq.testing.plugin import VARIABLE
 from tests.conftest import RunningBroker
 from tests.group_tools import until
 
-QUIET = ("-q", "-p", "no:cacheprovider", "-o", "asyncio_default_fixture_loop_scope=function")
-"""Options of the inner runs. pytest-asyncio warns if its setting is missing."""
+PLAIN = ("-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest")
+"""Options of the inner runs. Hypothesis's plug-in takes most of the time of a short run."""
+QUIET = (*PLAIN, "-o", "asyncio_default_fixture_loop_scope=function")
+"""The same with pytest-asyncio, which warns if its setting is missing."""
 
 
 @pytest.fixture(autouse=True)
@@ -303,13 +305,13 @@ def test_the_asyncio_fixtures_run_with_the_plug_in_that_is_there(
     pytester: pytest.Pytester, shared_broker: RunningBroker, mark: str, options: list[str]
 ) -> None:
     pytester.makepyfile(AIO.format(mark=mark))
-    quiet = QUIET[:3] if "no:asyncio" in options else QUIET
+    quiet = PLAIN if "no:asyncio" in options else QUIET
     result = pytester.runpytest_subprocess(*quiet, *options, f"--flintmq-broker={shared_broker.address}", timeout=240)
     result.assert_outcomes(passed=1)
 
 
 def test_without_such_a_plug_in_there_are_no_asyncio_fixtures(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("")
-    without = pytester.runpytest_subprocess(*QUIET[:3], "-p", "no:asyncio", "-p", "no:anyio", "--fixtures")
+    without = pytester.runpytest_subprocess(*PLAIN, "-p", "no:asyncio", "-p", "no:anyio", "--fixtures")
     without.stdout.fnmatch_lines(["flintmq_producer *"])
     without.stdout.no_fnmatch_line("flintmq_producer_aio*")

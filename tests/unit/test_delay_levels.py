@@ -112,15 +112,6 @@ def test_messages_delivered_before_a_crash_are_known_by_their_copies_in_the_log(
     assert delayed.bodies("t") == [b"first", b"second", b"third"]
 
 
-def test_a_hundred_copies_are_found_and_later_messages_come_once(delayed: DelayedStore) -> None:
-    records = [waiting_record(b"%03d" % number) for number in range(200)]
-    delayed.append(records)
-    delayed.append([delivered_record(record) for record in records[:100]])
-    delayed.dispatch()
-    crashed(delayed)
-    assert delayed.bodies("t") == [b"%03d" % number for number in range(200)]
-
-
 @pytest.mark.parametrize("first", ["parked", "of a deleted topic", "without a unique key", "damaged"])
 def test_a_message_without_a_copy_does_not_bring_back_those_behind_it(delayed: DelayedStore, first: str) -> None:
     topic = "gone" if first in ("parked", "of a deleted topic") else "t"

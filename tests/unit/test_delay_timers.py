@@ -79,22 +79,6 @@ def test_memory_holds_one_hour_and_the_files_of_hours_that_are_over_go(delayed: 
     assert delayed.delays.timers.state.pending == 6
 
 
-def test_a_message_that_comes_when_its_time_is_over_is_delivered_at_once(delayed: DelayedStore) -> None:
-    delayed.run()
-    delayed.send("t", [b"a"], TIMER_DELIVER_MS=START_MS + 1_000)
-    delayed.run(START_MS + 2 * HOUR_MS)  # indexed only now, when its time is over
-    assert delayed.bodies("t") == [b"a"]
-
-
-def test_a_clock_that_is_set_back_stops_nothing_that_is_due_by_it(delayed: DelayedStore) -> None:
-    delayed.send("t", [b"a"], TIMER_DELIVER_MS=START_MS + 10_000)
-    delayed.run(START_MS + 10_000)
-    delayed.now_ms = START_MS - HOUR_MS
-    delayed.send("t", [b"b"], TIMER_DELAY_SEC=5)
-    delayed.run(START_MS - HOUR_MS + 5_000)
-    assert delayed.bodies("t") == [b"a", b"b"]
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_wherever_the_clock_goes_each_message_comes_once_and_when_its_time_has_come_unless_it_was_recalled(
     delayed: DelayedStore, seed: int
@@ -212,15 +196,6 @@ def test_an_undeliverable_message_is_parked_and_logged_and_stalls_no_other(
     assert "for topic 'gone', which does not exist" in caplog.text
     assert "for queue 4 of topic t, which has only 4 queues" in caplog.text
     assert delayed.delays.pending_of("t") == delayed.delays.timers.state.pending == 0
-
-
-def test_messages_for_a_topic_that_was_deleted_are_parked(delayed: DelayedStore) -> None:
-    delayed.send("t", [b"a", b"b"], TIMER_DELIVER_MS=START_MS + 1_000)
-    delayed.run()
-    delayed.store.topics.remove("t")
-    delayed.store.delete_topic("t")
-    delayed.run(START_MS + 1_000)
-    assert delayed.bodies(PARKED_TOPIC) == [b"a", b"b"]
 
 
 def fill(delayed: DelayedStore, files: int) -> None:

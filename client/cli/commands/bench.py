@@ -25,7 +25,7 @@ from ...message import Message
 from ...operator.display import plural, show_count, show_rate, show_seconds
 from ...sync.consumer import Consumer
 from ...sync.producer import Producer
-from ..command import CliGroup, note, pass_settings
+from ..command import CliGroup, flush_option, note, options, pass_settings
 from ..failures import EXIT_INTERRUPTED, EXIT_OK
 from ..params import COUNT, SIZE, TOPIC, NumberType, RealType
 from ..settings import BrokerChoice
@@ -376,11 +376,10 @@ def bench() -> None:
     """
 
 
-def topic_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    function = click.option("--keep", is_flag=True, help="Do not delete the topic afterwards.")(function)
-    return click.option("--topic", type=TOPIC, help="Use this topic and do not delete it.  [default: a new topic]")(
-        function
-    )
+topic_options = options(
+    click.option("--topic", type=TOPIC, help="Use this topic and do not delete it.  [default: a new topic]"),
+    click.option("--keep", is_flag=True, help="Do not delete the topic afterwards."),
+)
 
 
 @bench.command("produce")
@@ -395,9 +394,7 @@ def topic_options(function: Callable[..., Any]) -> Callable[..., Any]:
     show_default=True,
     help="Number of threads, each with its own producer.",
 )
-@click.option(
-    "--flush", type=click.Choice(["sync", "async"]), help="sync: acknowledge after the flush; async: broker's policy."
-)
+@flush_option
 @click.option("--keys/--no-keys", default=True, show_default=True, help="Give each message a key.")
 @topic_options
 def produce(settings: BrokerChoice, topic: str | None, keep: bool, count: int, **load: Any) -> int:
@@ -452,9 +449,7 @@ def query(settings: BrokerChoice, count: int, messages: int, size: int, topic: s
 @click.option(
     "--rate", type=RealType(min=0.1), metavar="N", default=500, show_default=True, help="Maximum messages per second."
 )
-@click.option(
-    "--flush", type=click.Choice(["sync", "async"]), help="sync: acknowledge after the flush; async: broker's policy."
-)
+@flush_option
 @topic_options
 def latency(
     settings: BrokerChoice, count: int, size: int, rate: float, flush: Flush | None, topic: str | None, keep: bool

@@ -266,61 +266,42 @@ def by_key(
     """Show the messages of TOPIC that have KEY, newest first. The id of a message is also a key."""
     if since is not None and until is not None and since > until:
         raise click.UsageError("--since is after --until", click.get_current_context())
+    found = damaged = index_behind_bytes = 0
+    page_count = min(count or PAGE_COUNT, PAGE_COUNT)
+
+    def messages() -> Iterator[StoredMessage]:
+        """Yield the messages, newest first; each page is requested when the one before has been read."""
+        nonlocal found, damaged, index_behind_bytes
+        cursor = None
+        while True:
+            page = consumer.query(topic, key, since, until, max_count=page_count, cursor=cursor)
+            found, damaged, index_behind_bytes = found + len(page), damaged + page.damaged, page.index_behind_bytes
+            yield from page
+            cursor = page.cursor
+            if cursor is None:
+                return
+
     with settings.consumer() as consumer:
-        pages = _Pages(consumer, topic, key, since, until, count)
-        code = show_messages(settings, pages.messages(), style.printer(settings), count=count)
-    if pages.damaged:
-        records = plural(pages.damaged, "record")
+        code = show_messages(settings, messages(), style.printer(settings), count=count)
+    if damaged:
+        records = plural(damaged, "record")
         click.echo(
             f"flintmq: MESSAGE_DAMAGED: {records} of topic {escape(shown_name(topic))} with the key {escape(key)} "
             "cannot be read because the log is damaged; flintmq-broker verify says how to repair it",
             err=True,
         )
         return EXIT_ERROR
-    if not pages.found:
+    if not found:
         note(settings, f"topic {shown_name(topic)} has no message with the key {key}{_when(since, until)}")
         return EXIT_NOT_FOUND
-    if pages.index_behind_bytes:
-        note(settings, f"the index is {pages.index_behind_bytes:,} bytes behind: the newest messages may be missing")
+    if index_behind_bytes:
+        note(settings, f"the index is {index_behind_bytes:,} bytes behind: the newest messages may be missing")
     return code
 
 
 def _when(since: datetime | None, until: datetime | None) -> str:
     after = f" since {show_moment(since)}" if since else ""
     return f"{after} until {show_moment(until)}" if until else after
-
-
-class _Pages:
-    """The pages of a query; each is requested when the one before has been read."""
-
-    def __init__(
-        self,
-        consumer: Consumer,
-        topic: str,
-        key: str,
-        since: datetime | None,
-        until: datetime | None,
-        count: int | None,
-    ) -> None:
-        self._consumer = consumer
-        self._what = (topic, key, since, until)
-        self._page = min(count or PAGE_COUNT, PAGE_COUNT)
-        self.found = 0
-        self.damaged = 0
-        self.index_behind_bytes = 0
-
-    def messages(self) -> Iterator[StoredMessage]:
-        """Yield the messages, newest first."""
-        cursor = None
-        while True:
-            page = self._consumer.query(*self._what, max_count=self._page, cursor=cursor)
-            self.index_behind_bytes = page.index_behind_bytes
-            self.found += len(page)
-            self.damaged += page.damaged
-            yield from page
-            cursor = page.cursor
-            if cursor is None:
-                return
 
 
 @query.command("id")

@@ -19,7 +19,7 @@ from ...core.produce.receipts import DeliveryFailed
 from ...errors import InvalidMessage
 from ...message import join_keys
 from ...operator.display import plural, shown_name
-from ..command import command, note
+from ..command import command, flush_option, note
 from ..failures import EXIT_ERROR, EXIT_INTERRUPTED, describe
 from ..messages import SentTotal, show_receipts
 from ..params import PROPERTY, QUEUE, SPAN, TIME, TOPIC, NumberType
@@ -130,9 +130,7 @@ def _split(line: bytes, separator: bytes) -> tuple[str, bytes]:
 @click.option("--delay", type=SPAN, metavar="SPAN", help="Deliver this long after the message is stored: 30s, 2h, 3d.")
 @click.option("--deliver-at", type=TIME, metavar="TIME", help="Deliver at this time: 18:00, 2026-12-24T08:00, +90m.")
 @click.option("--delay-level", type=NumberType(1, 18), help="Deliver after the delay of this RocketMQ level.")
-@click.option(
-    "--flush", type=click.Choice(["sync", "async"]), help="sync: acknowledge after the flush; async: broker's policy."
-)
+@flush_option
 @click.option(
     "--receipts/--no-receipts", default=None, help="Show where each message was stored.  [default: not for lines]"
 )

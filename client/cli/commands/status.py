@@ -41,68 +41,60 @@ def status(settings: BrokerChoice) -> None:
 
 
 def shown(condition: Condition, address: str) -> dict[str, Any]:
-    """Return the lines of the table by their labels, without those whose figures an older broker does not report or the
-    user may not see."""
+    """Return the lines of the table by their labels, without those that the user may not see or that say nothing."""
     info = condition.info
+    name_and_version = f"{info.get('name')} {info.get('version')}"
     if condition.withheld:
         return {
-            "broker": f"{info.get('name')} {info.get('version')}",
+            "broker": name_and_version,
             "address": address,
             "up": show_seconds(condition.number("uptime_seconds")),
             "flush": info.get("flush"),
             "not shown": f"everything else: {condition.withheld}",
         }
+
+    def count(name: str) -> str:
+        return show_count(condition.number(name))
+
+    def size(name: str) -> str:
+        return show_bytes(condition.number(name))
+
+    def files(name: str) -> str:
+        return plural(int(condition.number(name) or 0), "file")
+
+    found = condition.next_deletion
     rows: dict[str, Any] = {
-        "broker": f"{info.get('name')} {info.get('version')}, pid {info.get('pid')}",
+        "broker": f"{name_and_version}, pid {info.get('pid')}",
         "address": address,
         "up": f"{show_seconds(condition.number('uptime_seconds'))}, "
         f"after {show_seconds(condition.number('recovery_seconds'))} of recovery",
         "flush": _flush(condition),
         "store": info.get("store_path"),
-        "CommitLog": show_bytes(condition.log_bytes) + _files(condition, "commitlog_files"),
-        "index": _files(condition, "index_files").removeprefix(" in ") or None,
+        "CommitLog": f"{show_bytes(condition.log_bytes)} in {files('commitlog_files')}",
+        "index": files("index_files"),
         "behind": f"flush {show_bytes(condition.flush_behind_bytes)}, "
         f"queues {show_bytes(condition.reput_behind_bytes)}, index {show_bytes(condition.index_behind_bytes)}",
         "disk": _disk(condition),
-        "goes next": _next_deletion(condition),
+        "goes next": found and f"{found.file}, {show_second(found.at) if found.at else 'which stays'}: {found.reason}",
         "refuses": condition.write_refusal or None,
-        "memory": f"{show_bytes(condition.memory_bytes)}, and {show_bytes(condition.number('mapped_bytes'))} "
-        "of mapped files",
-        "topics": show_count(condition.number("topics")),
-        "groups": _groups(condition),
-        "connections": f"{_count(condition, 'connections')} open, {_count(condition, 'connections_accepted')} "
-        f"accepted, {_count(condition, 'connections_refused')} refused",
-        "in flight": f"{show_bytes(condition.number('in_flight_bytes'))}, {_count(condition, 'held_pulls')} held pulls",
-        "produced": f"{_count(condition, 'produced_messages')} messages, "
-        f"{show_bytes(condition.number('produced_bytes'))}, in {_count(condition, 'produces')} requests",
-        "pulled": f"{_count(condition, 'pulled_messages')} messages, "
-        f"{show_bytes(condition.number('pulled_bytes'))}, in {_count(condition, 'pulls')} responses",
-        "errors": ", ".join(f"{name} {count:,}" for name, count in condition.errors.items()) or "none",
+        "memory": f"{show_bytes(condition.memory_bytes)}, and {size('mapped_bytes')} of mapped files",
+        "topics": count("topics"),
+        "groups": f"{count('known_groups')}, of which {_live(condition)}; since start "
+        f"{count('retried_messages')} messages retried, {count('dead_messages')} dead",
+        "connections": f"{count('connections')} open, {count('connections_accepted')} accepted, "
+        f"{count('connections_refused')} refused",
+        "in flight": f"{size('in_flight_bytes')}, {count('held_pulls')} held pulls",
+        "produced": f"{count('produced_messages')} messages, {size('produced_bytes')}, in {count('produces')} requests",
+        "pulled": f"{count('pulled_messages')} messages, {size('pulled_bytes')}, in {count('pulls')} responses",
+        "errors": ", ".join(f"{name} {number:,}" for name, number in condition.errors.items()) or "none",
         "metrics": f"http://{info['metrics_address']}/metrics" if info.get("metrics_address") else None,
     }
     return {name: value for name, value in rows.items() if value is not None}
 
 
-def _groups(condition: Condition) -> str | None:
-    running = condition.number("groups")
-    if running is None:  # an older broker
-        return None
-    known = condition.number("known_groups")
-    members = plural(int(condition.number("group_members") or 0), "live member")
-    live = f"{running:,.0f} with {members}" if running else "none with live members"
-    return (
-        f"{'' if known is None else f'{known:,.0f}, of which '}{live}; since start "
-        f"{_count(condition, 'retried_messages')} messages retried, {_count(condition, 'dead_messages')} dead"
-    )
-
-
-def _count(condition: Condition, name: str) -> str:
-    return show_count(condition.number(name))
-
-
-def _files(condition: Condition, name: str) -> str:
-    files = condition.number(name)
-    return "" if files is None else f" in {plural(int(files), 'file')}"
+def _live(condition: Condition) -> str:
+    groups, members = (int(condition.number(name) or 0) for name in ("groups", "group_members"))
+    return f"{groups:,} with {plural(members, 'live member')}" if groups else "none with live members"
 
 
 def _flush(condition: Condition) -> str:
@@ -111,20 +103,11 @@ def _flush(condition: Condition) -> str:
     return policy if p99 is None else f"{policy}, p50 {show_seconds(p50)}, p99 {show_seconds(p99)} in the last minute"
 
 
-def _next_deletion(condition: Condition) -> str | None:
-    found = condition.next_deletion
-    if found is None:
-        return None
-    return f"{found.file}, {show_second(found.at) if found.at else 'which stays'}: {found.reason}"
-
-
-def _disk(condition: Condition) -> str | None:
-    free, share = condition.number("disk_free_bytes"), condition.disk_free_share
-    if free is None or share is None:
-        return None
+def _disk(condition: Condition) -> str:
+    free, total = (show_bytes(condition.number(f"disk_{which}_bytes")) for which in ("free", "total"))
     runway = condition.disk_runway_seconds
     lasts = "" if runway is None else f", lasts {show_seconds(runway)} at this rate"
-    return f"{show_bytes(free)} free of {show_bytes(condition.number('disk_total_bytes'))} ({share:.0%}){lasts}"
+    return f"{free} free of {total} ({condition.disk_free_share or 0:.0%}){lasts}"
 
 
 # ---- The command ``flintmq check``.

@@ -98,19 +98,8 @@ def rates_row(rates: Rates) -> dict[str, Any]:
         "disk_free_bytes": condition.number("disk_free_bytes"),
         "disk_runway_seconds": None if condition.disk_runway_seconds is None else round(condition.disk_runway_seconds),
         "lag": sum(group.lag or 0 for group in rates.groups),
-        "topics": [
-            {"topic": row.topic, "produced_per_second": round(row.produced_per_second, 1), "messages": row.messages}
-            for row in rates.topics
-        ],
-        "groups": [
-            {
-                "group": row.group,
-                "topic": row.topic,
-                "committed_per_second": round(row.committed_per_second, 1),
-                "lag": row.lag,
-            }
-            for row in rates.groups
-        ],
+        "topics": list(map(dataclasses.asdict, rates.topics)),
+        "groups": list(map(dataclasses.asdict, rates.groups)),
     }
 
 

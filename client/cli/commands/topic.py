@@ -15,7 +15,7 @@ from ....protocol.errors import TopicExistsAlready, TopicNotExist
 from ...errors import InvalidArgument
 from ...operator.display import is_own, matches, plural, show_flag, show_rate, show_second, shown_name
 from ...operator.rates import all_topics_stats
-from ..command import CliGroup, confirm, note, pass_settings
+from ..command import CliGroup, confirm, note, options, pass_settings
 from ..output import TableColumn, columns_of, name_column, values_of
 from ..params import PERMISSION, RETENTION, RETENTION_BYTES, TOPIC, TOPIC_PATTERN, NumberType, RealType, show_permission
 from ..settings import BrokerChoice
@@ -74,19 +74,19 @@ QUEUE_COLUMNS = (
     *MESSAGE_COLUMNS,
 )
 
-RETENTION_OPTIONS = (
-    click.option(
-        "--retention-bytes",
-        type=RETENTION_BYTES,
-        metavar="SIZE",
-        help="Maximum size of the messages that the topic keeps: 10GB, or none (no limit).",
-    ),
+_retention_options = options(
     click.option(
         "--retention",
         "retention_hours",
         type=RETENTION,
         metavar="TIME",
         help="How long the topic keeps its messages: 24h, 7d, forever, or default (as long as the broker's log).",
+    ),
+    click.option(
+        "--retention-bytes",
+        type=RETENTION_BYTES,
+        metavar="SIZE",
+        help="Maximum size of the messages that the topic keeps: 10GB, or none (no limit).",
     ),
 )
 
@@ -99,13 +99,6 @@ class TopicProperties(TypedDict):
     perm: int
     retention_hours: int | None
     retention_bytes: int | None
-
-
-def _retention_options(function: Any) -> Any:
-    """Add ``--retention`` and ``--retention-bytes``."""
-    for option in RETENTION_OPTIONS:
-        function = option(function)
-    return function
 
 
 @click.group(cls=CliGroup)

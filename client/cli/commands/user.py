@@ -27,7 +27,7 @@ from ....protocol.display import TABLE, escape
 from ....protocol.errors import ConfigurationError, UserExistsAlready, UserNotExist
 from ...operator.display import plural, show_flag, shown_name
 from ...operator.rights import RIGHTS, generate_password, grant_of, password_warning
-from ..command import CliCommand, CliGroup, confirm, note, pass_settings
+from ..command import CliCommand, CliGroup, confirm, note, options, pass_settings
 from ..failures import nearest
 from ..output import TableColumn, columns_of, number
 from ..settings import BrokerChoice, given_password, is_interactive
@@ -104,14 +104,12 @@ class LocalUsers:
 ChangedUsers: TypeAlias = "Admin | LocalUsers"
 
 
-def store_option(function: Any) -> Any:
-    """Add ``--store``."""
-    return click.option(
-        "--store",
-        envvar="FLINTMQ_STORE__PATH",
-        metavar="DIR",
-        help="Use the users in this store's folder instead of asking the broker, which may run or not.",
-    )(function)
+store_option = click.option(
+    "--store",
+    envvar="FLINTMQ_STORE__PATH",
+    metavar="DIR",
+    help="Use the users in this store's folder instead of asking the broker, which may run or not.",
+)
 
 
 @contextmanager
@@ -170,15 +168,12 @@ def user() -> None:
     """
 
 
-def _password_options(function: Any) -> Any:
-    for option in (
-        click.option(
-            "--new-password-file", metavar="FILE", help="Read the new password from the first line of FILE (-: stdin)."
-        ),
-        click.option("--generate", is_flag=True, help="Generate a random password and print it."),
-    ):
-        function = option(function)
-    return function
+_password_options = options(
+    click.option("--generate", is_flag=True, help="Generate a random password and print it."),
+    click.option(
+        "--new-password-file", metavar="FILE", help="Read the new password from the first line of FILE (-: stdin)."
+    ),
+)
 
 
 @user.command("add")
@@ -295,22 +290,20 @@ def _option(right: str) -> str:
     return f"--{right.replace('_', '-')}"
 
 
-def _grant_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for the permissions to grant or revoke; each is repeatable."""
-    decorators = [
+_grant_options = options(
+    *(
         click.option(_option(name), name, multiple=True, metavar=right.kind.upper(), help=right.text)
         for name, right in RIGHTS.items()
         if right.kind != BROKER
-    ]
-    decorators.append(click.option("--prefix", is_flag=True, help="Treat the names as prefixes of topics or groups."))
-    decorators += [
+    ),
+    click.option("--prefix", is_flag=True, help="Treat the names as prefixes of topics or groups."),
+    *(
         click.option(_option(name), name, is_flag=True, help=right.text)
         for name, right in RIGHTS.items()
         if right.kind == BROKER
-    ]
-    for decorator in reversed(decorators):
-        function = decorator(function)
-    return function
+    ),
+)
+"""Options for the permissions to grant or revoke; each is repeatable."""
 
 
 @user.command("grant")

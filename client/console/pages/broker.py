@@ -151,7 +151,6 @@ async def setting_list(visit: Visit) -> Response:
 
 
 async def setting(visit: Visit) -> Response:
-    """Return one setting, with the form that changes it."""
     found = await _find(visit)
     return await visit.page("setting.html", setting=found, show=show_value, may_change=visit.may(ADMIN))
 
@@ -321,7 +320,6 @@ async def client_list(visit: Visit) -> Response:
 
 
 async def connection(visit: Visit) -> Response:
-    """Return one connection, with the form that closes it."""
     number = int(visit.path("connection"))
     found = await visit.admin.connections(max(0, number - 1), max_count=1)
     if not found or found[0].id != number:

@@ -83,7 +83,6 @@ async def create(visit: Visit) -> Response:
 
 
 async def queues(visit: Visit) -> Response:
-    """Return the offsets of each queue of a topic."""
     topic = visit.path("topic")
     rows = await visit.admin.topic_stats(topic)
     return await visit.page("queues.html", topic=topic, rows=rows, columns=QUEUE_COLUMNS)
@@ -152,7 +151,6 @@ SLOW_TICKS = 4
 
 
 async def live_page(visit: Visit) -> Response:
-    """Return the page that shows the stream."""
     topic = visit.path("topic")
     if visit.failure is not None:
         return await visit.page("live.html", topic=topic, page=None)
@@ -219,7 +217,6 @@ class _Tail:
 
     @property
     def selects(self) -> bool:
-        """Predicate: does a tag or a filter choose messages?"""
         return bool(self.tag or self.condition)
 
     async def _newest_page(self) -> TopicPage:

@@ -257,7 +257,6 @@ async def delays(visit: Visit) -> Response:
 
 
 async def transactions(visit: Visit) -> Response:
-    """Return a page of the open transactions, or of the parked ones."""
     parked = visit.text("parked") == "1"
     page = await visit.admin.transactions(
         parked=parked, from_offset=visit.number("from", 0, 0, 2**63 - 1), max_count=ROWS_MAX
@@ -273,7 +272,6 @@ async def transactions(visit: Visit) -> Response:
 
 
 async def transaction(visit: Visit) -> Response:
-    """Return the form that ends a transaction."""
     return await visit.page(
         "transaction.html",
         id=visit.given("id"),
@@ -284,7 +282,6 @@ async def transaction(visit: Visit) -> Response:
 
 
 async def end_transaction(visit: Visit) -> Response:
-    """Commit a transaction, or roll it back."""
     visit.check_writable()
     form = await visit.form()
     if form.get("as") not in ("commit", "rollback"):

@@ -35,7 +35,6 @@ def _check(visit: Visit) -> None:
 
 
 async def user_list(visit: Visit) -> Response:
-    """Return the users whose name contains a text."""
     _check(visit)
     wanted = visit.text("q")
     users = await visit.admin.users()
@@ -191,7 +190,6 @@ async def delete(visit: Visit) -> Response:
 
 
 async def me(visit: Visit) -> Response:
-    """Return the rights and sessions of the user."""
     own = await visit.admin.whoami()
     if own.user:
         visit.session.rights = Permissions(own.grants)  # they may have changed since the login
