@@ -71,7 +71,6 @@ class Asker(Generic[T]):
 
     @property
     def is_asked(self) -> bool:
-        """Return whether a response is outstanding."""
         return self._asked is not None
 
     def ask(self, operation: Operation[T]) -> None:
@@ -320,8 +319,6 @@ def _asked_in_vain(topic: str, condition: str) -> Plan[None]:
 
 
 class _Reading:
-    """One read of a ``TopicRead``."""
-
     def __init__(self, caller: Caller, read: TopicRead, timeout: float, decoder: Decoder, losses: Losses) -> None:
         self._caller = caller
         self._read = read
