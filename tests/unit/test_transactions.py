@@ -1,4 +1,4 @@
-"""Transactions on a real store: records, also as RocketMQ wrote them; checked producers; and the state after a start."""
+"""Transactions on a real store: records, also as RocketMQ wrote them; checked producers; the state after a start."""
 
 from __future__ import annotations
 
