@@ -26,8 +26,7 @@ from ..config import BUSY_RETRY_AFTER_MS, PRODUCE_MESSAGES_MAX
 from ..delivery.routing import delay_of, half_request, route
 from ..delivery.topic_changes import topic_values
 from ..store import ProduceBatch, TopicConfig, WouldBlock, check_count, common_properties
-from .staged import FLUSHES, append_staged, check_staged
-from .transactions import append_half_messages
+from .transactions import FLUSHES, append_half_messages, append_staged, check_staged
 
 if TYPE_CHECKING:
     from ...protocol.errors import BrokerError
@@ -226,9 +225,7 @@ def append_frame(request: Request, params: ProduceRequest, send: SendContext = N
     # The queue for all messages of the frame, even if they wait elsewhere first.
     queue = params.queue
     if queue < 0:
-        # The remainder is taken for each frame, because the topic may get more queues.
-        queue = broker.next_queue.get(name, 0) % topic.write_queues
-        broker.next_queue[name] = queue + 1
+        queue = broker.next_queues.take(name, topic.write_queues)
     elif queue >= (queues := send.queues_to_write(topic)):
         raise _no_such_queue(params, queues)
     if not topic.writable:
@@ -254,9 +251,9 @@ def append_frame(request: Request, params: ProduceRequest, send: SendContext = N
         params.common, passed = delay.others, encode_properties({delay.name: str(delay.value)})
     common = common_properties(params.common) + passed if params.common else passed
     appended = broker.store.append(topic, queue, send.batch(request, params, common))
+    acknowledge(request, params, send, queue, name, queue, appended)
     if not passed:
         request.source.repeated.keep(request, params, topic)
-    acknowledge(request, params, send, queue, name, queue, appended)
 
 
 def acknowledge(

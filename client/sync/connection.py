@@ -366,10 +366,14 @@ class Connection:
         self.push(self._session.probe())
 
     def exchange(self, operation: Operation[Any], timeout: float) -> Answer:
-        """Send one request and return its response. Raises ``RequestTimeout`` if none arrives in time, and
+        """Send one request and return its response. Raises as ``answer_to``."""
+        request_id = self.request(operation.command, operation.fields, operation.body)
+        return self.answer_to(request_id, operation, timeout)
+
+    def answer_to(self, request_id: int, operation: Operation[Any], timeout: float) -> Answer:
+        """Return the response to a request that was sent. Raises ``RequestTimeout`` if none arrives in time, and
         ``ConnectionFailed`` while there is still time for another connection if nothing arrives."""
         began = time.monotonic()
-        request_id = self.request(operation.command, operation.fields, operation.body)
         seconds = operation.own_seconds(timeout)
         silence, look_seconds = SilenceLimit(seconds, began), share_seconds(seconds)
         remaining = timeout
