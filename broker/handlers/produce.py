@@ -26,8 +26,7 @@ from ..config import BUSY_RETRY_AFTER_MS, PRODUCE_MESSAGES_MAX
 from ..delivery.routing import delay_of, half_request, route
 from ..delivery.topic_changes import topic_values
 from ..store import ProduceBatch, TopicConfig, WouldBlock, check_count, common_properties
-from .staged import FLUSHES, append_staged, check_staged
-from .transactions import append_half_messages
+from .transactions import FLUSHES, append_half_messages, append_staged, check_staged
 
 if TYPE_CHECKING:
     from ...protocol.errors import BrokerError

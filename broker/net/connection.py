@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable
 from typing import ClassVar, cast
@@ -111,7 +110,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.broker = broker
         self.on_lost = on_lost
         self.transport = cast(asyncio.Transport, None)  # set before the first byte can arrive
-        self.responses = ResponseQueue(broker, self.flushed, self._stop_in_flight, self.encode_error)
+        self.responses = ResponseQueue(broker, self._after_flush, self._stop_in_flight, self.encode_error)
         self.deferred = DeferredRequests(broker, self.responses, self.check_end)
         self.peer = self.CLIENT((unmapped(address[0]), address[1]), broker.access, self.responses)
         self.authenticate_by = 0.0
@@ -357,11 +356,8 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _stop_in_flight(self) -> None:
         self.stop(STOP_IN_FLIGHT)
 
-    def flushed(self, error: BrokerError | None, since: float = math.inf) -> None:
-        """Send the responses that became due, and continue reading once half of the allowed bytes are flushed."""
-        if self.peer.lost:
-            return
-        self.responses.flushed(error, since)
+    def _after_flush(self) -> None:
+        """Continue reading once half of the allowed bytes are flushed."""
         if self.stops & STOP_IN_FLIGHT:
             low = self.broker.limits.connection_in_flight_bytes_max // 2
             if self.responses.unflushed_bytes <= low:

@@ -110,7 +110,7 @@ def _sweep_unflushed(connection: ClientConnection) -> None:
     since = time.monotonic() - timeout_ms / 1000
     # In the order of the requests, so the first one has waited longest.
     if connection.responses.unflushed[0][4] < since:
-        connection.flushed(
+        connection.responses.flushed(
             FlushDiskTimeout(
                 f"the messages are written, but were not on disk within flush.sync_timeout_ms, {timeout_ms} ms; they "
                 "may not survive a crash. Send them again with the same unique keys: they are stored only once",

@@ -191,9 +191,9 @@ class SendSide(Protocol):
 class ResponseQueue:
     """The outbound responses of a connection.
 
-    ``on_flushed``: called when the flush that responses wait for is done, or has failed; ``on_full``: called when too
-    many bytes of this connection, or far too many of all connections, wait for a flush; ``encode_error``: encodes the
-    error response to the request with an id.
+    ``on_sent``: called when responses that waited for a flush were sent; ``on_full``: called when too many bytes of
+    this connection, or far too many of all connections, wait for a flush; ``encode_error``: encodes the error response
+    to the request with an id.
 
     ``unflushed`` holds PRODUCE responses in the order of their requests, starting with the first one that waits for a
     flush: ``(end_offset, answer, request_id, counted_bytes, began)``. An entry with ``end_offset`` 0 waits only for
@@ -202,7 +202,7 @@ class ResponseQueue:
 
     __slots__ = tuple(
         (
-            "_broker _encode_error _on_flushed _on_full bytes_out closed flush_offset out out_bytes paused running "
+            "_broker _encode_error _on_full _on_sent bytes_out closed flush_offset out out_bytes paused running "
             "transport turn_began unflushed unflushed_bytes written"
         ).split()
     )
@@ -210,13 +210,13 @@ class ResponseQueue:
     def __init__(
         self,
         broker: SendSide,
-        on_flushed: Callable[[BrokerError | None], None],
+        on_sent: Callable[[], None],
         on_full: Callable[[], None],
         encode_error: Callable[[BrokerError, int], bytes],
     ) -> None:
         self._broker = broker
         self._encode_error = encode_error
-        self._on_flushed = on_flushed
+        self._on_sent = on_sent
         self._on_full = on_full
         self.transport = cast(asyncio.Transport, None)  # set before the first byte can arrive
         self.out: list[Bytes] = []
@@ -326,11 +326,11 @@ class ResponseQueue:
         self.flush_offset = end_offset
 
     def end_turn(self) -> None:
-        """Register ``on_flushed`` for all messages of this turn at once, and write what is due already."""
+        """Wait for the flush of all messages of this turn at once, and write what is due already."""
         self.running = False
         if self.flush_offset:
             end_offset, self.flush_offset = self.flush_offset, 0
-            self._broker.flush.wait_for(end_offset, self._on_flushed)
+            self._broker.flush.wait_for(end_offset, self.flushed)
         if self.out:
             self.write_out()
         if self.written:
@@ -342,6 +342,8 @@ class ResponseQueue:
 
         If ``error`` is given, responses that have waited since before ``since`` (monotonic seconds) are replaced by it.
         """
+        if self.closed:
+            return
         flushed_offset = self._broker.store.acknowledged_offset
         unflushed = self.unflushed
         done_bytes = 0
@@ -370,6 +372,7 @@ class ResponseQueue:
         self._broker.in_flight.bytes -= done_bytes
         if self.out and not self.running:
             self.write_out()
+        self._on_sent()
 
     def discard(self) -> None:
         """Drop all responses of a closed connection and what was counted for them."""

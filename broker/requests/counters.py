@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from ...protocol.commands import COMMANDS, PRODUCE
 from ..latency import Latencies
 
 
+@dataclass(eq=False, slots=True)
 class Traffic:
     """Traffic in one direction since the start: frames, their messages, and the bytes of their bodies."""
 
-    __slots__ = ("bytes", "frames", "messages")
-
-    def __init__(self) -> None:
-        self.frames = 0
-        self.messages = 0
-        self.bytes = 0
+    frames: int = 0
+    messages: int = 0
+    bytes: int = 0
 
     def add(self, other: Traffic) -> None:
         """Add the counts of ``other``."""
@@ -53,6 +53,7 @@ class Direction:
         return total
 
 
+@dataclass(eq=False, slots=True)
 class Counters:
     """Counters since the start; ``errors`` by result code.
 
@@ -60,37 +61,32 @@ class Counters:
     code, from the beginning of a request's turn to its response; for a PULL without the time that it was held.
     """
 
-    __slots__ = tuple(
-        (
-            "connections_accepted connections_refused dead_messages duplicates errors expired_leases kept_headers "
-            "latencies one_way_errors produce_latencies produced pulled retried_messages sent_back tls_failures"
-        ).split()
-    )
+    connections_accepted: int = 0
+    connections_refused: int = 0
+    tls_failures: int = 0
+    """Connections whose TLS handshake failed."""
+    produced: Direction = field(default_factory=Direction)
+    pulled: Direction = field(default_factory=Direction)
+    duplicates: int = 0
+    """PRODUCE frames that had been stored before."""
+    kept_headers: int = 0
+    """Number of headers that connections keep now: see ``handlers.repeated_headers``."""
+    one_way_errors: int = 0
+    retried_messages: int = 0
+    """Messages that consumers sent back and that are delivered again."""
+    dead_messages: int = 0
+    """Messages that consumers sent back and that became dead letters."""
+    sent_back: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By group: retried messages and dead letters; deleted groups have no row."""
+    expired_leases: dict[str, int] = field(default_factory=dict)
+    """By group: popped messages that their consumer did not settle in time; deleted groups have no row."""
+    errors: dict[int, int] = field(default_factory=dict)
+    latencies: dict[int, Latencies] = field(default_factory=lambda: {code: Latencies() for code in COMMANDS})
+    produce_latencies: Latencies = field(init=False)
+    """The PRODUCE entry of ``latencies``, without a lookup."""
 
-    def __init__(self) -> None:
-        self.connections_accepted = 0
-        self.connections_refused = 0
-        self.tls_failures = 0
-        """Connections whose TLS handshake failed."""
-        self.produced = Direction()
-        self.pulled = Direction()
-        self.duplicates = 0
-        """PRODUCE frames that had been stored before."""
-        self.kept_headers = 0
-        """Number of headers that connections keep now: see ``handlers.repeated_headers``."""
-        self.one_way_errors = 0
-        self.retried_messages = 0
-        """Messages that consumers sent back and that are delivered again."""
-        self.dead_messages = 0
-        """Messages that consumers sent back and that became dead letters."""
-        self.sent_back: dict[str, tuple[int, int]] = {}
-        """By group: retried messages and dead letters; deleted groups have no row."""
-        self.expired_leases: dict[str, int] = {}
-        """By group: popped messages that their consumer did not settle in time; deleted groups have no row."""
-        self.errors: dict[int, int] = {}
-        self.latencies = {code: Latencies() for code in COMMANDS}
+    def __post_init__(self) -> None:
         self.produce_latencies = self.latencies[PRODUCE.code]
-        """The PRODUCE entry of ``latencies``, without a lookup."""
 
     def count_sent_back(self, group: str, retried: int, dead: int) -> None:
         """Count messages that a group sent back. The group must exist, so that invented names create no rows."""

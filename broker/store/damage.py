@@ -1,7 +1,6 @@
 """Damage that is contained: the quarantine and the records that fill holes.
 
-Reads need these to say which messages are lost; finding and filling holes belongs in ``recovery``. Read first:
-``quarantine``.
+Reads need these to say which messages are lost; finding and filling holes belongs in ``recovery``.
 """
 
 from __future__ import annotations
@@ -151,7 +150,7 @@ def blank(size: int) -> bytes:
 # lost in them.
 #
 # A file ``<physical offset>-<bytes>.bin`` has the bytes as they were found and never changes; ``index.json``
-# describes each of them. The log itself now has tombstones there (``tombstones``), which are never delivered.
+# describes each of them. The log itself now has tombstones there, which are never delivered.
 
 _COPY_NAME = re.compile(r"(\d{20})-(\d{1,19})(-\d{1,9})?\.bin\Z", re.ASCII)
 COPY_CHUNK_BYTES = 1 << 20

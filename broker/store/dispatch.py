@@ -1,7 +1,4 @@
-"""Dispatch: from records in the log to units, index entries and producer runs, and syncing those to disk.
-
-Read first: ``dispatcher``.
-"""
+"""Dispatch: from records in the log to units, index entries and producer runs, and syncing those to disk."""
 
 from __future__ import annotations
 

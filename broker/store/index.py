@@ -1,7 +1,4 @@
-"""IndexFiles: finding records by key, and checking the chains of entries.
-
-Read first: ``index_file``.
-"""
+"""IndexFiles: finding records by key, and checking the chains of entries."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Retention: which files of the log can go, and which messages a topic no longer shows.
-
-Read first: ``expiry``.
-"""
+"""Retention: which files of the log can go, and which messages a topic no longer shows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""RocketMQ's timer files: which timed messages are due, and how far they have been delivered.
-
-Read first: ``timer_files``.
-"""
+"""The timer files, RocketMQ's and FlintMQ's: which timed messages are due, and how far they have been delivered."""
 
 from __future__ import annotations
 
@@ -77,7 +74,7 @@ def write_timer_log(
 ) -> bool:
     """Write a timerlog of one file; return False, writing nothing, if the units do not fit. Raises OSError.
 
-    It has a unit for each of ``rows`` (``timer_state.ROWS``), in the order of their queue, and a last one for the
+    It has a unit for each of ``rows`` (``ROWS``), in the order of their queue, and a last one for the
     queue's newest message, from which RocketMQ knows how far its log reaches. ``newest``: physical offset and size of
     that message. ``read_ms``: time up to which RocketMQ shall believe it has read. The caller has removed the old log.
     """

@@ -57,7 +57,7 @@ from ..store.files.file_system import Files, make_durable_folder, open_file, rep
 from ..store.files.json_table import JOURNAL_SUFFIX, SHAPE_ERRORS
 from ..store.files.system_calls import usable_processors
 from ..store.message_store import OWN_FOLDER
-from ..store.tables.checkpoint import StoreCheckpoint
+from ..store.tables.checkpoint import Mark, StoreCheckpoint
 from ..store.tables.store_state import ChecksummedRanges, StoreState
 from .findings import Findings
 from .log_verifier import THREADS_MAX
@@ -684,17 +684,9 @@ class _Restoring:
             self._restore_log_file(each)
 
     def _write_checkpoint(self) -> None:
-        checkpoint = StoreCheckpoint(self._files, self._store / "checkpoint")
-        checkpoint.create()
         # Nothing is dispatched: the first start makes queues and index.
-        checkpoint.reset(
-            flushed_offset=self._manifest.log_end,
-            dispatched_offset=self._manifest.log_begin,
-            physic_ms=self._manifest.last_store_ms,
-            logics_ms=0,
-            index_ms=0,
-        )
-        checkpoint.close()
+        mark = Mark(self._manifest.log_end, self._manifest.log_begin)
+        StoreCheckpoint(self._files, self._store / "checkpoint").write_alone(mark, self._manifest.last_store_ms)
         self._files.sync_folder(self._store)
 
     def _restore_table(self, each: BackedUp) -> None:

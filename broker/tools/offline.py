@@ -263,13 +263,7 @@ class OfflineStore:
                 file.close()
                 continue
             if held != size:
-                self.findings.add(
-                    "file-size",
-                    path,
-                    f"it has {held:,} bytes instead of {size:,}",
-                    position=min(held, size),
-                    physical_offset=file.start_offset + min(held, size),
-                )
+                self._add_size(path, held, size, file.start_offset + min(held, size))
             self._check_no_gap(file)
             self.log_files.append(file)
 
@@ -312,7 +306,7 @@ class OfflineStore:
         if held == 0:
             self.findings.note(f"{path} is empty: a start removes it")
         elif held != size:
-            self.findings.add("file-size", path, f"it has {held:,} bytes instead of {size:,}", position=min(held, size))
+            self._add_size(path, held, size)
         if int(path.name) % size:
             self.findings.add("foreign-file", path, f"its name is not a multiple of the file size, {size:,}")
         before = path.with_name(file_name(max(int(path.name) - size, 0)))
@@ -325,11 +319,13 @@ class OfflineStore:
         for path in self._own_files(self.path / "index", _INDEX_NAME):
             held = path.stat().st_size
             if held != size:
-                self.findings.add(
-                    "file-size", path, f"it has {held:,} bytes instead of {size:,}", position=min(held, size)
-                )
+                self._add_size(path, held, size)
             else:
                 self.index_files.append(IndexFile(self.files, path, self.files.open(path), slots, entries))
+
+    def _add_size(self, path: Path, held: int, size: int, physical_offset: int = -1) -> None:
+        text = f"it has {held:,} bytes instead of {size:,}"
+        self.findings.add("file-size", path, text, position=min(held, size), physical_offset=physical_offset)
 
     def _own_files(self, folder: Path, pattern: re.Pattern[str]) -> list[Path]:
         """Return the files of a folder with valid names, in order; each other entry is a finding."""

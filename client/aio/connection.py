@@ -159,7 +159,6 @@ class Connection(asyncio.BufferedProtocol):
         return self._session.new_request_id()
 
     def request(self, operation: Operation[Any]) -> int:
-        """Send a request; returns its id."""
         request_id, head = self._session.request(operation.command, operation.fields, len(operation.body))
         self.write(head, operation.body)
         return request_id
@@ -198,7 +197,6 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def _fail(self, error: FlintError) -> None:
-        """Close the connection and tell the receiver why."""
         # Kept here, because ``abort`` clears it.
         receiver = self.receiver
         self._failure = error
@@ -211,7 +209,6 @@ class Connection(asyncio.BufferedProtocol):
     # ---- what the transport calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Set up the connected socket."""
         self._transport = cast(asyncio.Transport, transport)
         # Given up while the loop was still connecting.
         if self.gone or self._life.ended:
@@ -225,7 +222,6 @@ class Connection(asyncio.BufferedProtocol):
         self._has_unread = _readability(sock.fileno())
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return the buffer for the next bytes."""
         return self._session.parser.writable()
 
     def buffer_updated(self, nbytes: int) -> None:

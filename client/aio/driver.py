@@ -106,7 +106,6 @@ class DeliveryDriver:
     # ---- sending and settling
 
     def _send(self) -> None:
-        """Send the frames that may be sent."""
         self._will_send = False
         connection, delivery = self._connection, self._delivery
         if connection is None:
@@ -145,7 +144,6 @@ class DeliveryDriver:
             self.added()
 
     def writable(self) -> None:
-        """Continue to send."""
         if self._delivery.offered:
             self.added()
 
@@ -170,7 +168,6 @@ class DeliveryDriver:
         self._announce()
 
     def _announce(self) -> None:
-        """Complete the waits for what has been settled."""
         settled = self._delivery.settled
         if settled:
             self._delivery.settled = []

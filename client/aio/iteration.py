@@ -127,7 +127,6 @@ class Iteration:
     # ---- what the connection calls
 
     def received(self, answers: list[Answer]) -> None:
-        """Decode the responses and send the next pulls."""
         now = time.monotonic()
         try:
             for answer in answers:

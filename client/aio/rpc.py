@@ -99,7 +99,6 @@ class Caller:
 
     @property
     def addresses(self) -> AddressBook:
-        """The addresses that it calls."""
         return self.dialer.addresses
 
     def of_any_member(self) -> Caller:
@@ -134,7 +133,6 @@ class Caller:
             await self.life.pause(seconds)
 
     async def run(self, plan: Plan[T], deadline: float) -> T:
-        """Run a plan and return its result."""
         results: list[Any] | None = None
         with contextlib.closing(plan):
             while True:

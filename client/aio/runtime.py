@@ -30,8 +30,7 @@ class Readable(Protocol):
     def has_unread(self) -> bool:
         """Return whether bytes have arrived that the loop has not read yet."""
 
-    def abort(self) -> None:
-        """Close at once."""
+    def abort(self) -> None: ...
 
 
 _READS_MAX = 256
@@ -93,7 +92,6 @@ class ClientRuntime:
 
     @property
     def used(self) -> bool:
-        """True if the client has a loop."""
         return self._loop is not None
 
     def add(self, part: Failable) -> None:
@@ -221,7 +219,6 @@ class ClientRuntime:
         await self.wait(future, time.monotonic() + seconds, lambda: None)
 
     def fail_waits(self, error: FlintError) -> None:
-        """Fail all waits with ``error``."""
         for future in self._waiting:
             if not future.done():
                 future.set_exception(copy.copy(error))
@@ -266,7 +263,6 @@ class Timer:
         self._handle = self._life.loop.call_later(max(0.0, due - time.monotonic()), self._look)
 
     def stop(self) -> None:
-        """Call no more."""
         self.due = inf
         if self._handle is not None:
             self._handle.cancel()

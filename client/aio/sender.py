@@ -75,7 +75,6 @@ class Admission:
         life.add(self)
 
     def hold(self, message: Message, prepared: Prepared, future: asyncio.Future[object]) -> Held:
-        """Put a message in the waiting line."""
         held = Held(message, prepared, future)
         self.held.append(held)
         self._timer.wake(held.deadline)
@@ -143,7 +142,6 @@ class Admission:
         self.progressed()
 
     def fail(self, error: FlintError) -> None:
-        """Fail all waiting messages with ``error``."""
         self._timer.stop()
         for held in self.held:
             self._refuse(held, error)
@@ -270,7 +268,6 @@ class Sender(Base, unsent.TrackedProducer):
             self._driver.abandon(single)
 
     def _settle(self, settled: list[Single]) -> None:
-        """Complete the futures of settled messages."""
         for single in settled:
             future: asyncio.Future[Receipt] = single.future
             error = single.error

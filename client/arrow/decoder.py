@@ -83,7 +83,6 @@ def chosen(names: Iterable[str] | None, offered: Mapping[str, Column] = ALL_COLU
 
 
 def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
-    """Return the Arrow schema of these columns."""
     return pa.schema([pa.field(column.name, column.arrow) for column in columns])
 
 

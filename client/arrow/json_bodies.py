@@ -185,7 +185,6 @@ def _why_no_object(body: bytes) -> str | None:
 
 
 def _why(body: pa.BinaryArray, kind: pa.StructType) -> str:
-    """Return the reason why an object does not have this type."""
     try:
         _read(body, kind)
     except pa.ArrowInvalid as error:

@@ -57,7 +57,6 @@ class Distinct:
     codes: Ints | None
 
     def value(self, row: int) -> Any:
-        """Return the value of a row."""
         return self.values[0 if self.codes is None else self.codes[row]]
 
 
@@ -369,15 +368,11 @@ GROUP_ROWS_MIN = 256
 
 
 class RowProducer(Protocol):
-    """The producer, which sends the rows."""
+    @property
+    def send_bulk(self) -> Callable[..., object]: ...
 
     @property
-    def send_bulk(self) -> Callable[..., object]:
-        """``Producer.send_bulk``."""
-
-    @property
-    def send_many(self) -> Callable[..., object]:
-        """``Producer.send_many``."""
+    def send_many(self) -> Callable[..., object]: ...
 
 
 class Send(Protocol):
@@ -406,7 +401,6 @@ class ColumnSend:
     properties: dict[str, str] | None = None
 
     def run(self, producer: RowProducer, prepare: str | None) -> None:
-        """Send with ``Producer.send_bulk``."""
         producer.send_bulk(
             self.topic,
             self.bodies,
@@ -428,7 +422,6 @@ class MessageSend:
     queue: int | None
 
     def run(self, producer: RowProducer, prepare: str | None) -> None:
-        """Send with ``Producer.send_many``."""
         producer.send_many(self.messages, queue=self.queue, prepare=prepare)
 
 

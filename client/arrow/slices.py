@@ -102,7 +102,6 @@ def _first_equals(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> Ints
 
 
 def _rows(starts: Ints, ends: Ints, bounds: Ints) -> Ints:
-    """Return the record of each pair."""
     count = len(bounds) - 1
     each, rest = divmod(len(ends), count) if count else (0, 0)
     if each and not rest and (ends[each - 1 :: each] == bounds[1:] - 1).all():

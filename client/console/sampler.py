@@ -17,7 +17,7 @@ from ...protocol.errors import FlintError, NoPermission
 from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX
 from ..operator.condition import Condition
 from ..operator.display import plural, shown_name
-from ..operator.rates import CounterReading, broker_counters, topic_counters
+from ..operator.rates import CounterSample, broker_counters, topic_counters
 from .sessions import STATUS_SECONDS, ConsoleSession
 
 # ---- Changes of a broker as the console notices them: the differences between two looks at it.
@@ -190,14 +190,14 @@ class Sampler:
         self._dead: list[TopicTotals] = []
         """The dead-letter topics as of the last sample."""
         self._dead_at = -math.inf
-        self._dead_counts: deque[CounterReading] = deque(maxlen=TOPIC_SAMPLES_MAX)
+        self._dead_counts: deque[CounterSample] = deque(maxlen=TOPIC_SAMPLES_MAX)
         self._dead_rows = TOPICS_STATS_MAX
         self.changes = ChangeLog()
         self._looked_at = -math.inf
         self._configs: dict[str, TopicInfo] = {}
         self._configs_at = -STATUS_SECONDS
-        self._topics: deque[CounterReading] = deque(maxlen=TOPIC_SAMPLES_MAX)
-        self._broker: deque[CounterReading] = deque(maxlen=int(HISTORY_SECONDS / SAMPLE_SECONDS))
+        self._topics: deque[CounterSample] = deque(maxlen=TOPIC_SAMPLES_MAX)
+        self._broker: deque[CounterSample] = deque(maxlen=int(HISTORY_SECONDS / SAMPLE_SECONDS))
 
     def watch(self, session: ConsoleSession) -> None:
         """Sample for a while from now on."""

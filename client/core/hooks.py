@@ -77,8 +77,7 @@ class Handed(Protocol):
     handling: Observation | None
 
     @property
-    def message(self) -> StoredMessage:
-        """The message."""
+    def message(self) -> StoredMessage: ...
 
 
 HandedT = TypeVar("HandedT", bound=Handed)

@@ -20,28 +20,28 @@ COUNTERS = ("produced_messages", "produced_bytes", "pulled_messages", "pulled_by
 
 
 @dataclass(frozen=True, slots=True)
-class CounterReading:
+class CounterSample:
     """Counters by name, at one time in monotonic seconds."""
 
     at: float
     counts: Mapping[str, float]
 
-    def per_second(self, name: str, before: CounterReading) -> float | None:
+    def per_second(self, name: str, before: CounterSample) -> float | None:
         """Return how much a counter grew per second since ``before``. None if one of both does not have it, or if it
         decreased: the broker was restarted, or the topic was created again."""
         now, then, seconds = self.counts.get(name), before.counts.get(name), self.at - before.at
         return None if now is None or then is None or now < then or seconds <= 0 else (now - then) / seconds
 
 
-def broker_counters(condition: Condition, at: float) -> CounterReading:
+def broker_counters(condition: Condition, at: float) -> CounterSample:
     """Return the broker's counters, with the sum of its error responses, as far as the user may see them."""
     counts = {name: count for name in COUNTERS if (count := condition.number(name)) is not None}
-    return CounterReading(at, counts if condition.withheld else counts | {"errors": sum(condition.errors.values())})
+    return CounterSample(at, counts if condition.withheld else counts | {"errors": sum(condition.errors.values())})
 
 
-def topic_counters(topics: Iterable[TopicTotals], at: float) -> CounterReading:
+def topic_counters(topics: Iterable[TopicTotals], at: float) -> CounterSample:
     """Return the number of messages ever stored in each topic."""
-    return CounterReading(at, {topic.topic: topic.max_offsets for topic in topics})
+    return CounterSample(at, {topic.topic: topic.max_offsets for topic in topics})
 
 
 def all_topics_stats(admin: Admin) -> dict[str, TopicTotals]:
@@ -63,8 +63,8 @@ class Sample:
     (group, topic)."""
 
     condition: Condition
-    broker: CounterReading
-    topics: CounterReading
+    broker: CounterSample
+    topics: CounterSample
     held: Mapping[str, int]
     groups: Mapping[tuple[str, str], tuple[int, Lag]]
 
@@ -118,7 +118,7 @@ class Rates:
 def between(before: Sample, after: Sample) -> Rates:
     """Return the rates between two samples. A broker that was restarted in between has counted from 0."""
     restarted = before.condition.info.get("pid") != after.condition.info.get("pid")
-    from_zero = CounterReading(before.broker.at, dict.fromkeys(after.broker.counts, 0))
+    from_zero = CounterSample(before.broker.at, dict.fromkeys(after.broker.counts, 0))
 
     def of_broker(name: str) -> float | None:
         # In a container the new process may have the same id, but no counter decreases without a restart.

@@ -89,12 +89,10 @@ def call(broker: BrokerAddress, operation: Operation[T], timeout: float) -> T:
 
 
 def topics_of(broker: BrokerAddress, timeout: float) -> dict[str, TopicInfo]:
-    """Return the topics of a broker by name."""
     return call(broker, topic_operations.topics(system=True), timeout)
 
 
 def topic_stats(broker: BrokerAddress, topic: str, timeout: float) -> list[QueueStats]:
-    """Return the offsets and counts of a topic's queues."""
     return call(broker, topic_operations.topic_stats(topic), timeout)
 
 

@@ -30,7 +30,6 @@ DDL = {
 
 
 def offered(*, properties: bool = False, headers: bool = False) -> tuple[Column, ...]:
-    """Return the columns of a source with these options."""
     return (*COLUMNS, *((PROPERTIES,) if properties else ()), *((HEADERS,) if headers else ()))
 
 

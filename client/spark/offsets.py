@@ -48,11 +48,11 @@ class SourceProgress(Protocol):
 
     @property
     def endOffset(self) -> str | None:  # noqa: N802 - Spark's names
-        """Offsets that the query has reached."""
+        ...
 
     @property
     def latestOffset(self) -> str | None:  # noqa: N802
-        """Offsets at which the queues end."""
+        ...
 
 
 class QueueRange(NamedTuple):

@@ -78,7 +78,6 @@ def boolean(written: str) -> bool:
 
 
 def positive(written: str) -> int:
-    """Parse a whole number of at least 1."""
     if not (written.isascii() and written.isdigit()) or not 0 < int(written) <= I64_MAX:
         raise ValueError("it must be a whole number of at least 1")
     return int(written)
@@ -98,7 +97,6 @@ def moment(written: str) -> int:
 
 
 def topics(written: str) -> tuple[str, ...]:
-    """Parse topics, separated by commas."""
     names = tuple(dict.fromkeys(name.strip() for name in written.split(",") if name.strip()))
     if not names:
         raise ValueError("it names no topic; pass one, or several separated by commas")
@@ -281,7 +279,6 @@ class ReadOptions:
 
     @property
     def tag_filter(self) -> TagFilter:
-        """The tag filter that ``tags`` describes."""
         return parse_tags(self.tags)
 
 

@@ -27,14 +27,11 @@ class _TaskWriter:
 
     @hide_traceback
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write the rows of a task."""
         with freeze_gc():
             return self._delivery.write(iterator, _partition())
 
 
 class BatchWriter(_TaskWriter, DataSourceArrowWriter):
-    """Writes the rows of a DataFrame."""
-
     @hide_traceback
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Commit the write after all tasks have finished."""

@@ -57,7 +57,6 @@ def flush(written: str) -> str:
 
 
 def delivery(written: str) -> str:
-    """Parse the delivery guarantee."""
     if written not in (AT_LEAST_ONCE, EXACTLY_ONCE):
         raise ValueError(f"it must be {AT_LEAST_ONCE!r} or {EXACTLY_ONCE!r}")
     return written

@@ -36,7 +36,6 @@ class FlintSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for ``format``."""
         return "flintmq"
 
     @hide_traceback
@@ -48,7 +47,6 @@ class FlintSource(DataSource):
 
     @hide_traceback
     def reader(self, schema: StructType) -> BatchReader:
-        """Return the reader of a batch."""
         refuse(self.options, ["maxOffsetsPerTrigger"], "is for streaming queries")
         options, columns = self._checked(schema)
         check_batch_start(options)
@@ -56,7 +54,6 @@ class FlintSource(DataSource):
 
     @hide_traceback
     def streamReader(self, schema: StructType) -> StreamReader | RefusedStream:  # noqa: N802 - Spark's name
-        """Return the reader of a stream."""
         try:
             refuse(self.options, _BATCH_ONLY, "is for batch queries")
             return StreamReader(*self._checked(schema))
@@ -65,7 +62,6 @@ class FlintSource(DataSource):
 
     @hide_traceback
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        """Return the writer of a batch."""
         from .sink import batch_writer  # only writes need it
 
         return batch_writer(self.options, schema, overwrite=overwrite)

@@ -66,7 +66,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return subscription.to_json(subscription.starts(self._ask(subscription, anew=True), "latest"))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return ``maxOffsetsPerTrigger``, or no limit."""
         rows_max = self.options.max_offsets_per_trigger
         return ReadMaxRows(rows_max) if rows_max is not None else ReadAllAvailable()
 
@@ -78,7 +77,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @hide_traceback
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        """Return the end of the next micro-batch."""
         subscription = TopicSubscription(self.options)
         starts = subscription.from_json(start)
         stats = self._ask(subscription)
@@ -149,7 +147,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @hide_traceback_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the rows of one partition."""
         assert isinstance(partition, RangesPartition)
         from ..arrow.decoder import Decoder
         from .partition_reader import read_range
@@ -171,27 +168,22 @@ class RefusedStream(DataSourceStreamReader):
 
     @hide_traceback
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Raise the error."""
         raise self._why
 
     @hide_traceback
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
-        """Raise the error."""
         raise self._why
 
     @hide_traceback
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        """Raise the error."""
         raise self._why
 
     @hide_traceback
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        """Raise the error."""
         raise self._why
 
     @hide_traceback_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Raise the error."""
         raise self._why
 
 
@@ -217,7 +209,6 @@ class KeyPartition(InputPartition):
 
 
 def range_partitions(ranges: Iterable[QueueRange], subscription: TopicSubscription) -> list[InputPartition]:
-    """Return a Spark partition for each range."""
     return [RangePartition(queue, subscription.brokers[queue.broker], start, end) for queue, start, end in ranges]
 
 
@@ -251,7 +242,6 @@ class BatchReader(DataSourceReader):
 
     @hide_traceback_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the rows of one partition."""
         # Imported here because only tasks need them: planning runs in its own process, for whose start the query waits.
         from ..arrow.decoder import Decoder
         from .partition_reader import read_key, read_range

@@ -33,7 +33,6 @@ from ..arrow.stream import ArrowStream, IndexPage, Losses, PulledRows, index_pag
 from ..core.consume import requests
 from ..core.consume.batch import TagFilter
 from ..core.consume.positions import ENDS, LATEST, Position, check_position, resolve_span
-from ..core.rpc.connection_errors import SilenceLimit, share_seconds, unanswered
 from ..core.rpc.operation import Operation, Plan, is_retriable
 from ..core.rpc.session import Answer
 from ..core.rpc.timeouts import check_timeout
@@ -71,7 +70,6 @@ class Asker(Generic[T]):
 
     @property
     def is_asked(self) -> bool:
-        """Return whether a response is outstanding."""
         return self._asked is not None
 
     def ask(self, operation: Operation[T]) -> None:
@@ -93,7 +91,7 @@ class Asker(Generic[T]):
         deadline = time.monotonic() + self._timeout
         try:
             if self._connection is not None:
-                return operation.result(self._wait(self._connection, operation, deadline))
+                return operation.result(self._received(self._connection, operation))
         except FlintError as error:
             if not is_retriable(error) or isinstance(error, RequestTimeout):
                 raise
@@ -101,23 +99,12 @@ class Asker(Generic[T]):
             self._asked = None
         return self._caller.call(operation, deadline)
 
-    def _wait(self, connection: Connection, operation: Operation[T], deadline: float) -> Answer:
-        seconds = operation.own_seconds(self._timeout)
-        silence, look_seconds = SilenceLimit(seconds, time.monotonic()), share_seconds(seconds)
-        while (remaining := deadline - time.monotonic()) > 0:
-            try:
-                answers = connection.receive(min(remaining, look_seconds))
-                if not answers:
-                    look_seconds = silence.check(connection, time.monotonic())
-            except ConnectionFailed as error:
-                self._give_up(error)
-                raise
-            for answer in answers:
-                if answer.request_id == self._request_id:
-                    return answer
-        late = unanswered(connection.address, operation.command.name, self._timeout)
-        self._give_up(late)
-        raise late
+    def _received(self, connection: Connection, operation: Operation[T]) -> Answer:
+        try:
+            return connection.answer_to(self._request_id, operation, self._timeout)
+        except FlintError as error:
+            self._give_up(error)
+            raise
 
     def _give_up(self, error: FlintError) -> None:
         """Discard the connection, which is no longer usable."""
@@ -320,8 +307,6 @@ def _asked_in_vain(topic: str, condition: str) -> Plan[None]:
 
 
 class _Reading:
-    """One read of a ``TopicRead``."""
-
     def __init__(self, caller: Caller, read: TopicRead, timeout: float, decoder: Decoder, losses: Losses) -> None:
         self._caller = caller
         self._read = read

@@ -31,7 +31,7 @@ from ..core.rpc.connection_errors import (
     unreachable,
 )
 from ..core.rpc.operation import Operation
-from ..core.rpc.session import Answer, Asked, Session, advance
+from ..core.rpc.session import Answer, Session, advance
 from ..endpoint import client_name, packed_address, set_options
 
 if TYPE_CHECKING:
@@ -228,10 +228,6 @@ class Connection:
         """This end's address, 4 or 16 bytes."""
         return packed_address(self._sock.getsockname()[0])
 
-    def fileno(self) -> int:
-        """Return the socket's descriptor, for a caller that polls several sockets at once."""
-        return self._sock.fileno()
-
     @property
     def congested(self) -> bool:
         """True if some pushed bytes have not been sent yet."""
@@ -242,7 +238,6 @@ class Connection:
         return self._session.new_request_id()
 
     def request(self, command: Command, fields: dict[str, Any], body: bytes | memoryview = b"") -> int:
-        """Push a request; returns its id."""
         request_id, head = self._session.request(command, fields, len(body))
         self.push(head, body)
         return request_id
@@ -351,15 +346,6 @@ class Connection:
         except OSError as error:
             raise broke(self.address, error) from error
 
-    def take_asked(self) -> list[Asked]:
-        """Return the broker's requests to this side since the last call; they arrive with ``receive``."""
-        return self._session.take_asked()
-
-    def reply(self, asked: Asked, code: int, fields: dict[str, Any], body: bytes = b"") -> None:
-        """Push the response to a request of the broker; does nothing for a one-way frame."""
-        if asked.wants_answer:
-            self.push(self._session.reply(asked, code, fields, len(body)), body)
-
     def _send_unsent(self) -> None:
         unsent = self._unsent
         try:
@@ -380,10 +366,14 @@ class Connection:
         self.push(self._session.probe())
 
     def exchange(self, operation: Operation[Any], timeout: float) -> Answer:
-        """Send one request and return its response. Raises ``RequestTimeout`` if none arrives in time, and
+        """Send one request and return its response. Raises as ``answer_to``."""
+        request_id = self.request(operation.command, operation.fields, operation.body)
+        return self.answer_to(request_id, operation, timeout)
+
+    def answer_to(self, request_id: int, operation: Operation[Any], timeout: float) -> Answer:
+        """Return the response to a request that was sent. Raises ``RequestTimeout`` if none arrives in time, and
         ``ConnectionFailed`` while there is still time for another connection if nothing arrives."""
         began = time.monotonic()
-        request_id = self.request(operation.command, operation.fields, operation.body)
         seconds = operation.own_seconds(timeout)
         silence, look_seconds = SilenceLimit(seconds, began), share_seconds(seconds)
         remaining = timeout
@@ -449,62 +439,3 @@ def _readiness(sock: socket.socket | TlsSocket) -> Readiness:
         (both if write else reads).poll(milliseconds)
 
     return wait_poll
-
-
-# ---- A wait for a socket and for other threads at the same time.
-
-
-class Waiter:
-    """One thread waits, after ``open``; any other may ``wake`` it. A wake before the wait counts."""
-
-    def __init__(self) -> None:
-        # Until ``open``, ``wake`` must not write to a socket that does not exist.
-        self._woken = True
-        self._watched: int | None = None
-
-    def open(self) -> None:
-        """Create the socket pair through which other threads wake the wait."""
-        # Not a pipe: on Windows select() accepts only sockets.
-        self._reader, self._writer = socket.socketpair()
-        self._reader.setblocking(False)
-        self._writer.setblocking(False)
-        self._poll = select.poll() if hasattr(select, "poll") else None
-        if self._poll is not None:
-            self._poll.register(self._reader, select.POLLIN)
-        self._woken = False
-
-    def watch(self, descriptor: int | None) -> None:
-        """Wait for this socket too from now on; None: for no socket."""
-        if self._poll is not None:
-            if self._watched is not None:
-                self._poll.unregister(self._watched)
-            if descriptor is not None:
-                self._poll.register(descriptor, select.POLLIN)
-        self._watched = descriptor
-
-    def wake(self) -> None:
-        """End the current wait, or the next one. Callable from any thread; cheap if already called."""
-        if not self._woken:
-            self._woken = True
-            with contextlib.suppress(OSError):  # full: a wake is already under way; closed: no thread waits
-                self._writer.send(b"x")
-
-    def wait(self, connection: Connection | None, seconds: float) -> None:
-        """Wait until the connection's socket is readable, another thread wakes this one, or the time is over."""
-        if self._poll is not None:
-            # The caller waits again if the time is not over; a day is far below what poll() takes.
-            self._poll.poll(0 if seconds <= 0 else min(int(seconds * 1000) + 1, 86_400_000))
-        else:  # Windows
-            watched = [] if self._watched is None else [self._watched]
-            select.select([self._reader.fileno(), *watched], [], [], max(seconds, 0.0))
-        if self._woken:
-            with contextlib.suppress(BlockingIOError):
-                self._reader.recv(64)
-            # Reset only after the socket is drained: a wake from here on must write a byte again.
-            self._woken = False
-
-    def close(self) -> None:
-        """Close the sockets."""
-        self._woken = True
-        self._reader.close()
-        self._writer.close()

@@ -41,8 +41,7 @@ class Waited(Protocol):
     """Something that a thread waits for."""
 
     @property
-    def done(self) -> bool:
-        """True when the wait is over."""
+    def done(self) -> bool: ...
 
 
 class Until:
@@ -55,7 +54,6 @@ class Until:
 
     @property
     def done(self) -> bool:
-        """True when the wait is over."""
         return self._is_done()
 
 
@@ -302,7 +300,6 @@ class DeliveryDriver:
         return SilenceLimit(first_deadline(self._delivery.in_flight.values()) - since, since, connection.limits.role)
 
     def _take(self, answers: Sequence[Answer], now: float) -> None:
-        """Handle responses, and fail what is overdue."""
         delivery = self._delivery
         with self.mutex:
             for answer in answers:

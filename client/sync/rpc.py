@@ -75,7 +75,6 @@ class Caller:
 
     @property
     def addresses(self) -> AddressBook:
-        """The addresses that it calls."""
         return self.dialer.addresses
 
     def of_any_member(self) -> Caller:
@@ -110,7 +109,6 @@ class Caller:
             time.sleep(seconds)
 
     def run(self, plan: Plan[T], deadline: float) -> T:
-        """Run a plan and return its result."""
         results: list[Any] | None = None
         with contextlib.closing(plan):
             while True:

@@ -168,7 +168,6 @@ class Sender(unsent.TrackedProducer):
             raise self._sending.no_room()
 
     def _settle(self, single: Single) -> None:
-        """Complete the future of a settled message."""
         future: SendFuture = single.future
         del self._unsettled[single]
         if single.error is None:

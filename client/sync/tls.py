@@ -75,5 +75,4 @@ class TlsSocket:
         socket.socket.shutdown(self._sock, how)
 
     def setsockopt(self, level: int, option: int, value: int) -> None:
-        """Set a socket option."""
         self._sock.setsockopt(level, option, value)

@@ -2,10 +2,7 @@
 
 ====================  =======================================================================================
 ``pages``             the tree of the site: the title and the source of each page
-``command_pages``     the pages of ``flintmq`` and ``flintmq-broker``, from click
-``code_pages``        settings, metrics, errors
-``python_pages``      the Python interface, by introspection
-``data_pages``        the functions for data frames and Spark
+``reference_pages``   settings, metrics, errors, every command, the Python interface
 ``markdown``          GitHub's Markdown as the site's: links, anchors, lists, tables
 ``built_site``        checks of the finished HTML: no dead link, nothing from another host
 ``build``             all of it, in order

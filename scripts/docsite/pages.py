@@ -7,10 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from .code_pages import error_page, metrics_page, settings_page
-from .command_pages import broker_command_page, client_command_page
-from .data_pages import data_page
-from .python_pages import asyncio_page, client_page, testing_page
+from .reference_pages import (
+    asyncio_page,
+    broker_command_page,
+    client_command_page,
+    client_page,
+    data_page,
+    error_page,
+    metrics_page,
+    settings_page,
+    testing_page,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -26,6 +26,7 @@ set_up_tests() {
     # The tests start hundreds of Python programs; without bytecode on the disk each would compile all that it imports.
     unset PYTHONDONTWRITEBYTECODE
     export PYTHONPYCACHEPREFIX="$root/.venv/bytecode"
+    rm -rf "$PYTHONPYCACHEPREFIX${TMPDIR:-/tmp}" # of modules that earlier tests wrote
     . "$root/scripts/lib/browser.sh"
     install_browser
     . "$root/scripts/lib/etcd.sh"

@@ -248,13 +248,6 @@ def test_a_log_without_an_index_is_at_most_one_finding_a_chunk(store: Path) -> N
 # ---- the small files
 
 
-@pytest.mark.parametrize("name", ["config/topics.json", "flintmq/state.json"])
-def test_a_table_that_cannot_be_read_is_found(store: Path, name: str) -> None:
-    text = (store / name).read_text()
-    (store / name).write_text(text[: len(text) // 2])
-    assert ("table", name, -1) in places(store)
-
-
 def test_a_changed_mark_in_the_checkpoint_is_found(store: Path) -> None:
     flip(store / "checkpoint", CHECKPOINT_MARK_AT + 9)
     assert ("checkpoint", "checkpoint", CHECKPOINT_MARK_AT) in places(store)

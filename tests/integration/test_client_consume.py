@@ -170,40 +170,12 @@ class TestIter:
             mine = [number for number in numbers if number % 4 == queue]
             assert mine == sorted(mine)
 
-    def test_a_long_queue_does_not_starve_the_others(self, producer: Producer, consumer: Consumer, topic: str) -> None:
-        producer.send_bulk(topic, [b"long"] * 50_000, queue=0)
-        producer.send(Message(topic, b"short"), queue=3)
-        first = [message.body for message in islice(consumer.iter(topic, until="latest"), 10_000)]
-        assert b"short" in first
-
     def test_the_end_is_the_end_as_it_was(self, producer: Producer, consumer: Consumer, topic: str) -> None:
         fill(producer, topic, 100)
         messages = consumer.iter(topic, until="latest")
         first = next(messages)
         fill(producer, topic, 100)
         assert len([first, *messages]) == 100
-
-    def test_the_last_n_of_the_topic(self, producer: Producer, consumer: Consumer, topic: str) -> None:
-        for number in range(40):
-            producer.send(Message(topic, b"%d" % number))
-        for count in (1, 5, 39, 40, 100):
-            numbers = sorted(int(message.body) for message in consumer.iter(topic, from_=-count, until="latest"))
-            assert numbers == list(range(max(0, 40 - count), 40))
-        assert sorted(int(message.body) for message in consumer.iter(topic, until=-10)) == list(range(30))
-
-    def test_from_and_until_a_moment(self, producer: Producer, consumer: Consumer, topic: str) -> None:
-        fill(producer, topic, 20)
-        time.sleep(0.05)
-        between = datetime.now(UTC)
-        time.sleep(0.05)
-        for queue in range(4):
-            producer.send(Message(topic, b"late"), queue=queue)
-        assert [message.body for message in consumer.iter(topic, from_=between, until="latest")] == [b"late"] * 4
-        assert len(list(consumer.iter(topic, until=between))) == 20
-        later = between.astimezone().replace(year=between.year + 1)
-        assert consumer.offset_at(topic, 0, later) == consumer.max_offset(topic, 0)
-        with pytest.raises(InvalidArgument, match="time zone"):
-            consumer.iter(topic, from_=datetime(2026, 1, 1))  # noqa: DTZ001
 
     def test_until_a_moment_to_come(self, producer: Producer, consumer: Consumer, topic: str) -> None:
         fill(producer, topic, 20)
@@ -214,15 +186,6 @@ class TestIter:
         assert len(list(consumer.iter(topic, until=until))) == 21
         timer.join()
         assert 1.9 < time.monotonic() - began < WAIT_SECONDS
-
-    def test_offsets_by_queue(self, producer: Producer, consumer: Consumer, topic: str) -> None:
-        fill(producer, topic, 40)
-        messages = consumer.iter(topic, from_={0: 9, 1: 10, 2: 10, 3: 10}, until={0: 10, 1: 10, 2: 10, 3: 10})
-        assert [(message.queue, message.queue_offset) for message in messages] == [(0, 9)]
-        with pytest.raises(OffsetOutOfRange):
-            list(consumer.iter(topic, from_={0: 11}))
-        with pytest.raises(InvalidArgument, match="queue 4"):
-            list(consumer.iter(topic, from_={4: 0}))
 
     def test_tags(self, producer: Producer, consumer: Consumer, topic: str) -> None:
         producer.send_many([Message(topic, b"%d" % number, tags="ab"[number % 2]) for number in range(20_000)])

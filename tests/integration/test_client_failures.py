@@ -24,9 +24,11 @@ from flintmq.client import (
     FlintError,
     ForkedClient,
     Message,
+    RemoteProtocolError,
     RequestTimeout,
     TopicNotExist,
 )
+from flintmq.client.core.consume.requests import max_offset
 from flintmq.client.core.produce.packer import queue_of
 from flintmq.protocol.commands import HelloAnswer
 from flintmq.protocol.fields import encode_fields
@@ -157,6 +159,27 @@ class TestUnreachable:
             pytest.raises(ConnectionFailed),
         ):
             producer.send(Message("t", b""))
+
+    def test_a_reader_does_not_return_a_connection_that_brought_nonsense(self) -> None:
+        pytest.importorskip("pyarrow")
+        from flintmq.client.sync.arrow import Asker
+
+        def answer_nonsense(connection: socket.socket) -> None:
+            answer = HelloAnswer(1, "confused", "0", "async", 1 << 24, 1 << 20, 1 << 19)
+            connection.recv(1000)
+            connection.sendall(encode_frame(RESPONSE, 0, 1, encode_fields(answer)))
+            connection.recv(1000)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            while connection.recv(1000):
+                pass
+
+        with listener_that(answer_nonsense) as address, Consumer(address) as consumer:
+            asker: Asker[int] = Asker(consumer._caller, WAIT_SECONDS)
+            asker.ask(max_offset("t", 0))
+            with pytest.raises(RemoteProtocolError):
+                asker.answer()
+            asker.close()
+            assert not consumer._caller.pool._idle
 
     def test_a_broker_that_falls_silent_is_given_up_for_the_next(
         self, clients: Clients, shared_broker: RunningBroker, topic: str, monkeypatch: pytest.MonkeyPatch

@@ -320,26 +320,7 @@ class TestSync:
 
 
 class TestAio:
-    async def test_a_block_commits_or_rolls_back(self, quiet: RunningBroker, topic: str) -> None:
-        async with aio.TransactionProducer(quiet.address, "g", no_check) as producer:
-            async with producer.transaction(Message(topic, b"paid")) as transaction:
-                pass
-            assert transaction.outcome is Outcome.COMMIT
-            with pytest.raises(ValueError, match="no"):
-                async with producer.transaction(Message(topic, b"lost")) as transaction:
-                    raise ValueError("no")
-            assert transaction.outcome is Outcome.ROLLBACK
-            with pytest.raises(TransactionEnded):
-                await transaction.commit()
-            assert producer.health().open == 0
-        assert await asyncio.to_thread(bodies, quiet, topic) == [b"paid"]
-
-    async def test_a_block_may_outlast_all_checks(self, parking: RunningBroker, topic: str) -> None:
-        producer = aio.TransactionProducer(parking.address, topic, no_check)
-        async with producer, producer.transaction(Message(topic, b"paid")) as transaction:
-            while producer.health().checked < 6:
-                assert not await asyncio.to_thread(is_parked, parking, transaction.message_id)
-        assert await asyncio.to_thread(bodies, parking, topic) == [b"paid"]
+    """What the generated producer for threads does not have."""
 
     async def test_a_block_that_is_cancelled_rolls_back(self, quiet: RunningBroker, topic: str) -> None:
         async with aio.TransactionProducer(quiet.address, "g", no_check) as producer:

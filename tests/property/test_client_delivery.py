@@ -1,4 +1,5 @@
-"""Whatever broker and network do, every message is settled once and stored once, and pinned queues keep their order.
+"""Whatever broker and network do, every message is settled once and stored once, pinned queues keep their order, and
+only illegal messages fail as illegal.
 
 The broker of these tests recognises resent messages like a real one: with its table.
 """
@@ -205,6 +206,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         assert all(single.done for single in self.singles.values())
         assert not any(isinstance(single.error, PartlyStored) for single in self.singles.values())
         acknowledged = {number for number, single in self.singles.items() if single.error is None}
+        blamed = {number for number, single in self.singles.items() if isinstance(single.error, MessageIllegal)}
         for numbers, bulk in self.bulks.items():
             assert bulk.done
             outcomes: dict[int, object] = {}
@@ -216,9 +218,12 @@ class DeliveryMachine(RuleBasedStateMachine):
             for index, outcome in outcomes.items():
                 assert isinstance(outcome, Acknowledged | FlintError)
                 assert not isinstance(outcome, DeliveryFailed | PartlyStored)
+                if isinstance(outcome, MessageIllegal):
+                    blamed.add(numbers[index])
                 if isinstance(outcome, Acknowledged):
                     assert numbers[index] in everything
                     acknowledged.add(numbers[index])
+        assert blamed <= self.bad, "a sound message fails with an illegal one"
         for queue, stored in self.stored.items():
             assert len(set(stored)) == len(stored), "a message is stored twice"
             kept = [number for number in stored if number in acknowledged]

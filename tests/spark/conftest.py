@@ -27,7 +27,7 @@ FREE_MIN_BYTES = 1 << 30
 SETTINGS = {
     "spark.driver.memory": "1g",
     "spark.ui.enabled": False,
-    "spark.sql.shuffle.partitions": 2,
+    "spark.sql.shuffle.partitions": 1,
     "spark.sql.session.timeZone": "UTC",
     "spark.default.parallelism": 2,
     # The JVM's second compiler takes a core for a minute, which tests this short never regain.

@@ -1,4 +1,7 @@
-"""A read with any mistake fails at once with an error that names the cause and the remedy, without a stack trace."""
+"""A read with any mistake fails at once with an error that names the cause and the remedy, without a stack trace.
+
+What no broker need be asked about is tested without Spark, in ``tests/unit/test_spark_options.py``.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +35,9 @@ def beyond(topic: str) -> str:
 
 
 CASES: dict[str, tuple[dict[str, Any], str]] = {
-    "no bootstrap": ({"bootstrap": None}, "InvalidOption: option 'bootstrap' is missing"),
     "unknown option": (
         {"startingOffset": "latest"},
         "InvalidOption: the source 'flintmq' has no option 'startingoffset'",
-    ),
-    "malformed offsets": (
-        {"startingOffsets": "{orders: 5}"},
-        "InvalidOption: option 'startingOffsets' is '{orders: 5}'",
     ),
     "beyond the log": ({"startingOffsets": beyond}, "begins queue 0 of topic 'spark-bad-input'"),
     "another topic's offsets": ({"startingOffsets": '{"x": {"0": 1}}'}, "names 'x', which is not read"),
@@ -47,10 +45,6 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "a start in the future": (
         {"startingTimestamp": "9000000000000"},
         "InvalidOption: option 'startingTimestamp' is 9000000000000",
-    ),
-    "an empty pattern": (
-        {"subscribe": None, "subscribePattern": ""},
-        "InvalidOption: option 'subscribePattern' is '': it must not be empty",
     ),
     "a queue that is not there": ({"startingOffsets": '{"spark-bad-input": {"7": 1}}'}, "names queue 7 of topic"),
     "no such topic": ({"subscribe": "nowhere"}, "TopicNotExist: option 'subscribe': topic 'nowhere' does not exist at"),
@@ -105,10 +99,6 @@ def test_an_invalid_batch_read_fails_with_its_cause(
             {"endingOffsets": '{"spark-bad-input": {"0": -2}}'},
             "option 'endingOffsets' ends queue 0 of topic 'spark-bad-input'",
         ),
-        (
-            {"startingTimestamp": "2", "endingTimestamp": "1"},
-            "option 'startingTimestamp' is after 'endingTimestamp' (2 > 1)",
-        ),
         ({"maxOffsetsPerTrigger": "5"}, "option 'maxOffsetsPerTrigger' is for streaming queries"),
     ],
 )
@@ -119,9 +109,7 @@ def test_options_of_streams_fail_a_batch(
     fails_plainly(lambda: spark.read.format("flintmq").options(**options).load().count(), says)
 
 
-@pytest.mark.parametrize(
-    "case", ["beyond the log", "a queue that is not named", "a start in the future", "an empty pattern", "batch only"]
-)
+@pytest.mark.parametrize("case", ["a queue that is not named", "batch only"])
 def test_an_invalid_stream_fails_with_its_cause(
     spark: Any, shared_broker: RunningBroker, orders: str, tmp_path: Path, case: str
 ) -> None:

@@ -311,7 +311,7 @@ def test_each_message_is_on_its_side_of_a_time(spark: Any, broker: BrokerFactory
 
     check_bounds(
         found,
-        4,
+        2,
         from_={
             "source": lambda t: of_broker(startingTimestamp=t.isoformat()),
             "source by key": lambda t: of_broker(startingTimestamp=t.isoformat(), key="k"),

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from flintmq.client import Consumer
-from flintmq.scripts.examples.flights.flight import FIELDS
-from flintmq.scripts.examples.flights.replay import replay
+from flintmq.scripts.examples.flights.flight import FIELDS, replay
 from flintmq.scripts.examples.flights.verification import (
     Expected,
     Verification,

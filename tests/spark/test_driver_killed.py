@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from flintmq.client import Admin, Producer
 from tests.conftest import BrokerFactory
 
@@ -34,6 +36,7 @@ def kill(application: subprocess.Popen[str]) -> None:
     application.communicate()
 
 
+@pytest.mark.long(seconds=60)
 def test_each_message_is_there_exactly_once_after_a_kill_of_the_driver(
     spark: Any, spark_environment: dict[str, str], broker: BrokerFactory, tmp_path: Path
 ) -> None:

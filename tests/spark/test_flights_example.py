@@ -18,11 +18,8 @@ import pytest
 from flintmq.client import Admin, Consumer, Producer
 from flintmq.scripts.examples.flights import queries, runner, verification
 from flintmq.scripts.examples.flights.errors import QueryFailed
-from flintmq.scripts.examples.flights.flight import encode
-from flintmq.scripts.examples.flights.progress import QueryProgress
-from flintmq.scripts.examples.flights.replay import replay
-from flintmq.scripts.examples.flights.results_folder import SINK_LOG, ResultsFolder
-from flintmq.scripts.examples.flights.runner import Pipeline
+from flintmq.scripts.examples.flights.flight import encode, replay
+from flintmq.scripts.examples.flights.runner import SINK_LOG, Pipeline, QueryProgress, ResultsFolder
 from tests.conftest import RunningBroker
 from tests.flights_csv import write_flights
 

@@ -131,8 +131,6 @@ def test_an_empty_frame_is_no_error(write: Any, bodies_of_range: Any, shared_bro
     ("mode", "options", "columns", "words"),
     [
         ("append", {"bootstrap": "127.0.0.1:1"}, {}, ["ConnectionFailed: option 'bootstrap': no broker answers at"]),
-        ("append", {"subscribe": "x"}, {}, ["InvalidOption: the sink 'flintmq' has no option 'subscribe'"]),
-        ("append", {"delivery": "twice"}, {}, ["InvalidOption: option 'delivery'", "or 'exactly-once'"]),
         ("append", {}, {"price": "id"}, ["IncompatibleSchema: column 'price' (bigint) is not a column of the sink"]),
         ("overwrite", {}, {}, ['InvalidOption: mode("overwrite")', '"append"']),
     ],

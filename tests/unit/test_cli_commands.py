@@ -13,8 +13,11 @@ import pytest
 
 from flintmq.client.cli import failures
 from flintmq.client.cli.commands.shell import EXAMPLES
+from flintmq.client.cli.failures import TLS_STEP, describe
 from flintmq.client.cli.main import COMMANDS, root
 from flintmq.client.cli.messages import DIRECTIVES
+from flintmq.client.core.rpc.address import Address
+from flintmq.client.core.rpc.connection_errors import closed_here, not_greeted
 from flintmq.protocol import standard_output
 from tests.cli_tools import Cli
 
@@ -126,3 +129,13 @@ class TestReadme:
         described = {int(code) for code in re.findall(r"^\| (\d+) \| ", README, re.MULTILINE)}
         codes = vars(failures) | vars(standard_output)
         assert described == {value for name, value in codes.items() if name.startswith("EXIT_")}
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_an_error_that_may_come_from_missing_tls_names_the_options(tls: bool) -> None:
+    here = Address("127.0.0.1", 10911)
+    assert describe(not_greeted(closed_here(here), tls=tls))[-1] == f"next: {TLS_STEP}"
+
+
+def test_a_lost_connection_does_not_mention_tls() -> None:
+    assert len(describe(closed_here(Address("127.0.0.1", 10911)))) == 1

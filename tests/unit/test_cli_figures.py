@@ -15,7 +15,7 @@ from flintmq.client.cli.commands.bench import LatencyHistogram
 from flintmq.client.cli.commands.status import CRITICAL, OK, UNKNOWN, WARNING, CheckFinding
 from flintmq.client.cli.top_screen import Screen, View
 from flintmq.client.operator.condition import Condition, Lag
-from flintmq.client.operator.rates import CounterReading, Rates, Sample, between, broker_counters
+from flintmq.client.operator.rates import CounterSample, Rates, Sample, between, broker_counters
 from flintmq.protocol.display import show_bytes
 
 INFO: dict[str, Any] = {
@@ -96,7 +96,7 @@ def _sample(at: float, groups: dict[tuple[str, str], tuple[int, int]] | None = N
     lags = {key: (committed, Lag(lag)) for key, (committed, lag) in (groups or {}).items()}
     ends = figures.pop("ends", {})
     condition = Condition(INFO | figures)
-    return Sample(condition, broker_counters(condition, at), CounterReading(at, ends), ends, lags)
+    return Sample(condition, broker_counters(condition, at), CounterSample(at, ends), ends, lags)
 
 
 class TestRates:
@@ -239,7 +239,7 @@ def test_the_live_screen_is_complete_for_an_empty_or_older_broker() -> None:
     assert "no topics yet" in "\n".join(_screen(80, 24, topics=0))
     screen = Screen("127.0.0.1:10911", 1.0)
     condition = Condition({"name": "old", "pid": 1})
-    empty = Sample(condition, broker_counters(condition, 0.0), CounterReading(0.0, {}), {}, {})
+    empty = Sample(condition, broker_counters(condition, 0.0), CounterSample(0.0, {}), {}, {})
     screen.rates = between(empty, empty)
     stream = io.StringIO()
     Console(file=stream, width=80, height=24).print(screen)

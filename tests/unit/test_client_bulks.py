@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from flintmq.client import DeliveryFailed, FlintError, NoPermission, RequestTimeout, SystemBusy
+from flintmq.client import DeliveryFailed, FlintError, NoPermission, RequestTimeout
 from flintmq.client.core.produce.accumulator import BULK_WINDOW, BatchGroup, Bulk
 from flintmq.client.core.produce.packer import ColumnSource
 from flintmq.client.core.produce.receipts import settle
@@ -31,41 +31,6 @@ class TestBulks:
         assert len(receipts) == 100_000
         assert receipts[99_999].message_id == f"{PREFIX}{1000 + 99_999:012X}"
         assert len({receipt.message_id for receipt in receipts}) == 100_000
-
-    def test_a_pinned_queue_gets_one_frame_at_a_time(self, broker: AnsweringBroker) -> None:
-        broker.bulk([b"%d" % number for number in range(50_000)], queue=1)
-        broker.single(b"last", queue=1)
-        while frames := broker.take():
-            assert len(frames) == 1
-            broker.store(frames[0])
-        assert broker.stored["t", 1] == [b"%d" % number for number in range(50_000)] + [b"last"]
-
-    def test_a_retry_to_a_pinned_queue_does_not_reorder(self, broker: AnsweringBroker) -> None:
-        broker.bulk([b"%d" % number for number in range(30_000)], queue=1)
-        rounds = 0
-        while frames := broker.take():
-            rounds += 1
-            if rounds % 3 == 0:
-                broker.lose_connection()
-                broker.now += 0.1
-                broker.reconnect()
-            elif rounds % 3 == 1:
-                broker.refuse(frames[0], SystemBusy("busy"))
-                broker.now += 2
-            else:
-                broker.store(frames[0])
-        assert broker.stored["t", 1] == [b"%d" % number for number in range(30_000)]
-
-    def test_bytes_in_flight_are_bounded(self) -> None:
-        broker = AnsweringBroker(in_flight_bytes_max=1 << 20, produce_frame_bytes_max=1 << 18)
-        broker.bulk([b"x" * 10_000] * 1000)
-        while frames := broker.take():
-            assert sum(len(frame.body or b"") for frame in broker.in_flight.values()) <= 1 << 20
-            assert broker.delivery.pending_bytes <= 1 << 20
-            for frame in frames:
-                broker.store(frame)
-        assert len(broker.stored["t", 0]) == 1000
-        assert broker.delivery.pending_bytes == 0
 
     def test_one_message_may_be_larger_than_the_bound(self) -> None:
         broker = AnsweringBroker(in_flight_bytes_max=1000)

@@ -235,17 +235,6 @@ class TestStoredBefore:
         assert [receipt.message_id for receipt in receipts] == [f"{PREFIX}{1000 + n:012X}" for n in range(10)]
         assert broker.delivery.pending_bytes == 0
 
-    def test_messages_of_a_cut_frame_keep_their_places(self, broker: AnsweringBroker) -> None:
-        broker.single(b"first")
-        (frame,) = broker.take()
-        singles = [broker.single(b"%d" % number) for number in range(5)]
-        broker.store(frame)
-        broker.refuse(broker.take()[0], PartlyStored("torn", stored=0, cut_at=2))
-        while frames := broker.take():
-            broker.store(frames[0])
-        assert broker.stored["t", 0] == [b"first", b"0", b"1", b"2", b"3", b"4"]
-        assert [single.receipt().queue_offset for single in singles] == [1, 2, 3, 4, 5]
-
     @pytest.mark.parametrize("cut_at", [0, 3, 4, -1, 2**40, "1", None])
     def test_an_impossible_cut_is_an_error(self, broker: AnsweringBroker, cut_at: object) -> None:
         bulk = broker.bulk([b"a", b"b", b"c"])
@@ -296,23 +285,6 @@ class TestBlame:
         assert [receipt is None for receipt in error.receipts] == [number in (7, 42) for number in range(100)]
         assert error.receipts[8] is not None
         assert error.receipts[8].message_id == f"{PREFIX}{1008:012X}"
-
-    def test_order_in_a_pinned_queue_survives_the_search(self, broker: AnsweringBroker) -> None:
-        broker.bulk([b"%d" % number for number in range(100)], queue=2)
-        broker.bulk([b"%d" % number for number in range(100, 200)], queue=2)
-        self.refuse_bad(broker, {b"7", b"42", b"150"})
-        stored = [int(body) for body in broker.stored["t", 2]]
-        assert stored == [number for number in range(200) if number not in (7, 42, 150)]
-
-    def test_other_threads_messages_in_the_frame_are_stored(self, broker: AnsweringBroker) -> None:
-        broker.single(b"first")
-        (frame,) = broker.take()
-        singles = [broker.single(b"%d" % number) for number in range(10)]
-        broker.store(frame)
-        self.refuse_bad(broker, {b"3"})
-        assert [type(single.error) for single in singles] == [
-            MessageIllegal if number == 3 else type(None) for number in range(10)
-        ]
 
     def test_order_in_a_pinned_queue_survives_a_busy_broker_in_the_search(self, broker: AnsweringBroker) -> None:
         broker.bulk([b"%d" % number for number in range(8)], queue=2)

@@ -119,21 +119,6 @@ class TestBatch:
         assert all(type(body) is bytes for body in batch.bodies())
         assert (len(batch), bool(batch), len(list(batch))) == (100, True, 100)
 
-    def test_records_of_all_kinds_in_one_batch(self) -> None:
-        stored = [
-            record(b""),
-            record(b"plain"),
-            record(b"v6", **V6_HOSTS),
-            record(zlib.compress(b"packed" * 100), sys_flag=SysFlag.COMPRESSED),
-            record(b"long topic", topic=b"t" * 200),
-            record(b"plain again", properties=b""),
-        ]
-        expected = [b"", b"plain", b"v6", b"packed" * 100, b"long topic", b"plain again"]
-        batch = batch_of(*(one.encode() for one in stored))
-        assert batch.bodies() == expected
-        assert [message.body for message in batch.messages] == expected
-        assert [message.body for message in batch.stream()] == expected
-
     @pytest.mark.parametrize("count", [0, 1, 127, 128, 129, 300])
     @pytest.mark.parametrize("size", [0, 100, 6000])
     def test_a_stream_has_the_messages_of_the_batch(self, count: int, size: int) -> None:

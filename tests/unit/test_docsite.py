@@ -15,12 +15,19 @@ from flintmq.broker.metrics.catalog import METRICS
 from flintmq.client.cli.main import COMMANDS
 from flintmq.protocol.errors import ERRORS_BY_CODE
 from flintmq.scripts.docsite.built_site import faults
-from flintmq.scripts.docsite.code_pages import error_page, metrics_page, settings_page
-from flintmq.scripts.docsite.command_pages import broker_command_page, client_command_page
-from flintmq.scripts.docsite.data_pages import FUNCTIONS, data_page
 from flintmq.scripts.docsite.markdown import Converter
 from flintmq.scripts.docsite.pages import ROOT, sections
-from flintmq.scripts.docsite.python_pages import asyncio_page, client_page
+from flintmq.scripts.docsite.reference_pages import (
+    FUNCTIONS,
+    asyncio_page,
+    broker_command_page,
+    client_command_page,
+    client_page,
+    data_page,
+    error_page,
+    metrics_page,
+    settings_page,
+)
 from tests.unit.test_links import tracked_markdown
 
 PAGES = [page for pages in sections().values() for page in pages]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flintmq.scripts.lib import long_parts
+from flintmq.scripts.lib import long_parts, mutants
 from flintmq.scripts.lib.long_parts import Part
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +59,15 @@ def test_an_unknown_part_is_refused(ran: list[str], capsys: pytest.CaptureFixtur
     assert ran == []
 
 
+def test_a_part_whose_programs_are_missing_is_left_out(
+    ran: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(long_parts, "parts", lambda: [Part("suite", 8, programs=("sh", "no-such-program"))])
+    assert long_parts.main([]) == 0
+    assert ran == []
+    assert "test-long: left out, needs no-such-program: suite" in capsys.readouterr().out
+
+
 def test_each_commit_begins_with_another_part() -> None:
     found = [Part(str(number), 1) for number in range(5)]
     assert [long_parts.rotated(found, f"{number:x}")[0].name for number in range(6)] == ["0", "1", "2", "3", "4", "0"]
@@ -72,3 +81,10 @@ def test_every_file_with_long_tests_is_a_part() -> None:
     marked = {path for path in (ROOT / "tests").rglob("test_*.py") if "mark.long(" in path.read_text("utf-8")}
     marked -= {Path(__file__), Path(__file__).with_name("test_ci_run.py")}
     assert marked == {ROOT / part.command[-1] for part in found}
+
+
+def test_every_test_file_that_a_part_names_exists() -> None:
+    named = [word for part in long_parts.parts() for word in part.command if word.startswith("tests/")]
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+    patterns = [pattern for part in mutants.PARTS.values() for pattern in (*part.sources, *part.tests)]
+    assert [pattern for pattern in patterns if not list(ROOT.glob(pattern))] == []

@@ -109,6 +109,9 @@ def test_both_forms_of_a_time_are_the_same() -> None:
         (LEAST | {"key": "k", "startingOffsets": "earliest"}, "'key' and 'startingOffsets' exclude each other"),
         (LEAST | {"key": "k", "pushFilters": "true"}, "'key' and 'pushFilters' exclude each other"),
         (LEAST | {"timeoutMs": "0"}, "'timeoutMs' is '0'"),
+        (LEAST | {"user": "u"}, "user 'u' was given without password"),
+        (LEAST | {"user": "u", "password": ""}, "option 'password' is …: it must not be empty"),
+        (LEAST | {"user": "u", "password": "p", "passwordFile": "/nowhere"}, "exclude each other"),
     ],
 )
 def test_errors_name_the_option(given: dict[str, str], says: str) -> None:

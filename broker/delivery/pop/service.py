@@ -203,14 +203,10 @@ class RedeliveryBatch:
         self._dead = 0
         self._error: BrokerError | None = None
 
-    def stored(self, *, dead: bool) -> None:
-        self._dead += dead
-        self._retried += not dead
-        self.done()
-
-    def done(self, error: BrokerError | None = None) -> None:
-        """Note that a message no longer exists, or the error that kept it from being stored."""
-        self._error = error or self._error
+    def done(self, dead: bool | None) -> None:
+        """Note that a message is stored, as a dead letter or to be delivered again; None: it no longer exists."""
+        self._dead += dead is True
+        self._retried += dead is False
         self._left -= 1
         if self._left or self.ended.done():  # the task that waits was cancelled
             return
@@ -218,6 +214,11 @@ class RedeliveryBatch:
             self.ended.set_result((self._retried, self._dead))
         else:
             self.ended.set_exception(self._error)
+
+    def failed(self, error: BrokerError) -> None:
+        """Note that a message could not be stored."""
+        self._error = error
+        self.done(None)
 
 
 class Moving(NamedTuple):
@@ -227,145 +228,6 @@ class Moving(NamedTuple):
     visible_ms: int
     batch: RedeliveryBatch | None = None
     reason: str = ""
-
-
-class Redelivery:
-    """The job that stores again the messages whose time is over or that a consumer gave back.
-
-    ``freed``: called with each ordered queue that can give messages again; ``moved``: called with each message that is
-    stored, or no longer exists.
-    """
-
-    def __init__(
-        self,
-        table: InFlightTable,
-        writer: RecordWriter,
-        readers: Executor,
-        freed: Callable[[QueueKey], None],
-        moved: Callable[[QueueKey, int], None],
-        tally: Tally,
-    ) -> None:
-        self._table = table
-        self._writer = writer
-        self._store: MessageStore = writer.store
-        self._readers = readers
-        self._freed = freed
-        self._moved = moved
-        self._tally = tally
-        self._returned: deque[Moving] = deque()
-
-    def check_may_return(self, count: int) -> None:
-        """Raise ``SystemBusy`` if too many messages wait to be stored again."""
-        if len(self._returned) + count > GIVEN_BACK_MAX:
-            raise SystemBusy(
-                f"{len(self._returned)} messages that were given back wait to be stored again, at most "
-                f"{GIVEN_BACK_MAX} may; try again later",
-                retry_after_ms=AGAIN_MS,
-            )
-
-    def give_back(self, messages: Iterable[Moving]) -> None:
-        self._returned.extend(messages)
-
-    def next_due_ms(self) -> int | None:
-        """Return when the next message's time is over, at the earliest."""
-        return 0 if self._returned else self._table.next_end_ms()
-
-    def backlog(self) -> int:
-        return self._table.in_flight
-
-    async def step(self, now_ms: int) -> bool:
-        """Store again the messages whose time is over or that were given back; return whether there may be more."""
-        due = self._table.due(now_ms, MOVED_AT_ONCE_MAX)
-        for key in due.free:
-            self._freed(key)
-        # That time counts only if the message cannot be stored: it is then tried again after AGAIN_MS.
-        pending = deque(Moving(each, now_ms + AGAIN_MS) for each in due.expired)
-        while self._returned and len(pending) < MOVED_AT_ONCE_MAX:
-            pending.append(self._returned.popleft())
-        count = len(pending) + len(due.free)
-        try:
-            while pending:
-                records = await self._read(pending)
-                await self._append([(pending.popleft(), record) for record in records], pending)
-        except BaseException as error:
-            # Whatever the error, a cancellation included: nothing else can end the state "moving".
-            self._keep(pending, error)
-            raise
-        return count >= MOVED_AT_ONCE_MAX
-
-    def _keep(self, pending: Iterable[Moving], error: BaseException) -> None:
-        """Keep in flight the messages that could not be stored."""
-        for message, visible_ms, batch, _ in pending:
-            self._table.keep(message.key, message.offset, visible_ms)
-            if batch is not None:
-                batch.done(error if isinstance(error, BrokerError) else BrokerFailure(f"it was not stored: {error}"))
-
-    async def _read(self, pending: Iterable[Moving]) -> list[Record | None]:
-        """Return the records of the first messages, at least one; None for a message that cannot be read any more."""
-        records: list[Record | None] = []
-        read_bytes = 0
-        for message, *_ in pending:
-            try:
-                record = self._record(message, hot=True)
-            except WouldBlock:
-                read = partial(self._record, message, hot=False)
-                record = await self._writer.loop.run_in_executor(self._readers, read)
-            records.append(record)
-            read_bytes += len(record.body) if record is not None else 0
-            if read_bytes >= MOVED_BYTES_MAX:
-                break
-        return records
-
-    def _record(self, message: Expired, *, hot: bool) -> Record | None:
-        group, topic, queue = message.key
-        try:
-            pulled = self._store.pulls.pull(topic, queue, message.offset, PullSelection(1, 1), hot=hot)
-        except (CorruptLog, DamagedRecord, OffsetOutOfRange, QueueNotExist, TopicNotExist) as error:
-            log.error("group %s does not get message %d of %s again: %s", group, message.offset, topic, error)
-            return None
-        return decode_record(pulled.body, SIZE_BYTES) if pulled.count else None
-
-    async def _append(self, messages: Sequence[tuple[Moving, Record | None]], pending: deque[Moving]) -> None:
-        """Append the messages to the retry or dead letter topics of their groups; return when they are on disk.
-
-        If that fails, they are ``pending`` again.
-        """
-        again = [(moving, *self._new_record(moving, record)) for moving, record in messages if record is not None]
-        try:
-            if again:
-                records = [record for _, record, _ in again]
-                names = dict.fromkeys(name for moving, record, _ in again for name in _topics_for(moving, record))
-                await self._writer.topics_exist([topic_config(name) for name in names])
-                # Only now may the committed offset pass them, and with it the file that a start reads.
-                await self._writer.on_disk(self._writer.append_records(records))
-        except BaseException:
-            # In reverse, because each goes before the others: they are at the front again, in their order.
-            pending.extendleft(moving for moving, _ in reversed(messages))
-            raise
-        dead_of = {moving.message: dead for moving, _, dead in again}
-        for moving, record in messages:
-            self._moved(moving.message.key, moving.message.offset)
-            self._count(moving, record, dead=dead_of.get(moving.message, False))
-
-    def _count(self, moving: Moving, record: Record | None, *, dead: bool) -> None:
-        batch = moving.batch
-        if batch is None:
-            self._tally.count_expired(moving.message.key.group, 1)
-        if record is not None and (batch is None or batch.policy.is_attempt):
-            self._tally.count_sent_back(moving.message.key.group, not dead, dead)
-        if batch is None:
-            return
-        if record is None:
-            batch.done()
-        else:
-            batch.stored(dead=dead)
-
-    def _new_record(self, moving: Moving, record: Record) -> tuple[Record, bool]:
-        """Return the record to append for a message, and whether it is a dead letter."""
-        group, topic, _ = moving.message.key
-        policy = moving.batch.policy if moving.batch is not None else EXPIRED
-        times_max = self._store.groups.retry_times_max(group, policy.times_max)
-        return redelivered(record, group, policy, times_max, moving.reason, PoppedFrom(topic, moving.message.pop_ms))
 
 
 def _topics_for(moving: Moving, record: Record) -> tuple[str, str]:
@@ -412,7 +274,11 @@ class PopService:
         self._store: MessageStore = writer.store
         self._groups = groups
         self._loop = loop
-        self._redelivery = Redelivery(self.table, writer, readers, self.freed, self._moved, tally)
+        self._writer = writer
+        self._readers = readers
+        self._tally = tally
+        self._returned: deque[Moving] = deque()
+        """Messages that were given back and are not stored again yet."""
         self._worker: LoopWorker | None = None
         self._offered = 0
         self._offer_due = False
@@ -459,7 +325,7 @@ class PopService:
 
     def start(self, on_fatal: OnFatal) -> None:
         """From now on, store again the messages whose time is over."""
-        self._worker = LoopWorker("redelivery of popped messages", self._redelivery, self._loop, self.now_ms, on_fatal)
+        self._worker = LoopWorker("redelivery of popped messages", self, self._loop, self.now_ms, on_fatal)
         self._worker.start()
 
     def answer_all(self) -> None:
@@ -554,13 +420,18 @@ class PopService:
 
         Raises ``SystemBusy``, or the error that kept some from being stored.
         """
-        self._redelivery.check_may_return(len(receipts))
+        if len(self._returned) + len(receipts) > GIVEN_BACK_MAX:
+            raise SystemBusy(
+                f"{len(self._returned)} messages that were given back wait to be stored again, at most "
+                f"{GIVEN_BACK_MAX} may; try again later",
+                retry_after_ms=AGAIN_MS,
+            )
         found = [self.table.begin_return(*receipt) for receipt in receipts]
         valid = [delivery is not None for delivery in found]
         if not any(valid):
             return valid, 0, 0
         batch = RedeliveryBatch(policy, sum(valid), self._loop.create_future())
-        self._redelivery.give_back(
+        self._returned.extend(
             Moving(Expired(*receipt), delivery.visible_ms, batch, reason)
             for receipt, delivery, reason in zip(receipts, found, reasons, strict=True)
             if delivery is not None
@@ -568,11 +439,6 @@ class PopService:
         if self._worker is not None:
             self._worker.wake()
         return valid, *await batch.ended
-
-    def _moved(self, key: QueueKey, offset: int) -> None:
-        self.table.moved(key, offset)
-        self._note(key, table.settled(key, (offset,)))
-        self._write_journal()
 
     def look_at(self, group: str) -> None:
         """Check whether the group's committed offsets were set from outside, and forget what it had in flight there."""
@@ -585,6 +451,106 @@ class PopService:
         waiting = self.waits.count(group, topic) if topic else self.waits.count_of(group)
         names = (topic, pop_retry_topic(group, topic), old_pop_retry_topic(group, topic)) if topic else ()
         return waiting + self.table.in_flight_of(group, names)
+
+    # ---- the job of a ``LoopWorker``: to store again what is given back, or not settled in time
+
+    def next_due_ms(self) -> int | None:
+        """Return when the next message's time is over, at the earliest."""
+        return 0 if self._returned else self.table.next_end_ms()
+
+    def backlog(self) -> int:
+        return self.table.in_flight
+
+    async def step(self, now_ms: int) -> bool:
+        """Store again the messages whose time is over or that were given back; return whether there may be more."""
+        due = self.table.due(now_ms, MOVED_AT_ONCE_MAX)
+        for key in due.free:
+            self.freed(key)
+        # That time counts only if the message cannot be stored: it is then tried again after AGAIN_MS.
+        pending = deque(Moving(each, now_ms + AGAIN_MS) for each in due.expired)
+        while self._returned and len(pending) < MOVED_AT_ONCE_MAX:
+            pending.append(self._returned.popleft())
+        count = len(pending) + len(due.free)
+        try:
+            while pending:
+                records = await self._read_moving(pending)
+                await self._store_again([(pending.popleft(), record) for record in records], pending)
+        except BaseException as error:
+            # Whatever the error, a cancellation included: nothing else can end the state "moving".
+            self._keep(pending, error)
+            raise
+        return count >= MOVED_AT_ONCE_MAX
+
+    def _keep(self, pending: Iterable[Moving], error: BaseException) -> None:
+        """Keep in flight the messages that could not be stored."""
+        for message, visible_ms, batch, _ in pending:
+            self.table.keep(message.key, message.offset, visible_ms)
+            if batch is not None:
+                batch.failed(error if isinstance(error, BrokerError) else BrokerFailure(f"it was not stored: {error}"))
+
+    async def _read_moving(self, pending: Iterable[Moving]) -> list[Record | None]:
+        """Return the records of the first messages, at least one; None for a message that cannot be read any more."""
+        records: list[Record | None] = []
+        read_bytes = 0
+        for message, *_ in pending:
+            try:
+                record = self._record(message, hot=True)
+            except WouldBlock:
+                read = partial(self._record, message, hot=False)
+                record = await self._loop.run_in_executor(self._readers, read)
+            records.append(record)
+            read_bytes += len(record.body) if record is not None else 0
+            if read_bytes >= MOVED_BYTES_MAX:
+                break
+        return records
+
+    def _record(self, message: Expired, *, hot: bool) -> Record | None:
+        group, topic, queue = message.key
+        try:
+            pulled = self._store.pulls.pull(topic, queue, message.offset, PullSelection(1, 1), hot=hot)
+        except (CorruptLog, DamagedRecord, OffsetOutOfRange, QueueNotExist, TopicNotExist) as error:
+            log.error("group %s does not get message %d of %s again: %s", group, message.offset, topic, error)
+            return None
+        return decode_record(pulled.body, SIZE_BYTES) if pulled.count else None
+
+    async def _store_again(self, messages: Sequence[tuple[Moving, Record | None]], pending: deque[Moving]) -> None:
+        """Append the messages to the retry or dead letter topics of their groups; return when they are on disk.
+
+        If that fails, they are ``pending`` again.
+        """
+        again = [(moving, *self._new_record(moving, record)) for moving, record in messages if record is not None]
+        try:
+            if again:
+                records = [record for _, record, _ in again]
+                names = dict.fromkeys(name for moving, record, _ in again for name in _topics_for(moving, record))
+                await self._writer.topics_exist([topic_config(name) for name in names])
+                # Only now may the committed offset pass them, and with it the file that a start reads.
+                await self._writer.on_disk(self._writer.append_records(records))
+        except BaseException:
+            # In reverse, because each goes before the others: they are at the front again, in their order.
+            pending.extendleft(moving for moving, _ in reversed(messages))
+            raise
+        dead_of = {moving.message: dead for moving, _, dead in again}
+        for moving, _ in messages:
+            key, offset, _ = moving.message
+            self.table.moved(key, offset)
+            self._note(key, table.settled(key, (offset,)))
+            dead, batch = dead_of.get(moving.message), moving.batch
+            if batch is None:
+                self._tally.count_expired(key.group, 1)
+            if dead is not None and (batch is None or batch.policy.is_attempt):
+                self._tally.count_sent_back(key.group, not dead, dead)
+            if batch is not None:
+                batch.done(dead)
+        # Before the tasks that wait for a batch run, and their clients hear of it.
+        self._write_journal()
+
+    def _new_record(self, moving: Moving, record: Record) -> tuple[Record, bool]:
+        """Return the record to append for a message, and whether it is a dead letter."""
+        group, topic, _ = moving.message.key
+        policy = moving.batch.policy if moving.batch is not None else EXPIRED
+        times_max = self._store.groups.retry_times_max(group, policy.times_max)
+        return redelivered(record, group, policy, times_max, moving.reason, PoppedFrom(topic, moving.message.pop_ms))
 
     # ---- waking
 

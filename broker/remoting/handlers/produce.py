@@ -39,6 +39,7 @@ from ...handlers.produce import NATIVE, Duplicate, SendContext, append_frame, ap
 from ...store import LAYOUT_BATCH, LAYOUT_BODY, Places, TopicConfig, count_batch
 from ..gateway import RemotingClient
 from ..handles import RecallRefused, recall_handle, split_recall_handle
+from ..name_server import PERM_INHERIT
 from ..request import RemotingRequest
 from ..sends import (
     DEFAULT_TOPIC,
@@ -52,7 +53,6 @@ from ..sends import (
     settle_half,
     split_properties,
 )
-from ..topic_rows import PERM_INHERIT
 
 if TYPE_CHECKING:
     from ....protocol.storage.record import Record

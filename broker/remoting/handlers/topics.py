@@ -16,11 +16,10 @@ from ....protocol.remoting.fastjson import ObjectMap, encode
 from ...delivery.topic_changes import AS_IT_IS
 from ...store import TopicConfig
 from ..json_fields import JsonFields
-from ..name_server import PRIMARY_ID
+from ..name_server import PRIMARY_ID, pop_retry_topics
 from ..request import encode_lines, message_queue
 from ..rules import check, sees
 from ..sends import DEFAULT_TOPIC
-from ..topic_rows import pop_retry_topics
 
 if TYPE_CHECKING:
     from ...delivery.topic_changes import TopicService

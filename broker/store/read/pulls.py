@@ -1,6 +1,6 @@
 """Pulls: reading the records of a queue from an offset on, chosen by tags and filters.
 
-``hot`` means the same as in ``log_reads``.
+``hot`` means the same as in ``LogReads``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Queries: finding messages by key and by id, and deciding whether the caller may see them.
 
-``hot`` means the same as in ``log_reads``.
+``hot`` means the same as in ``LogReads``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Bounds of queues, and their offsets by time.
 
-``hot`` means the same as in ``log_reads``.
+``hot`` means the same as in ``LogReads``.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ....protocol.store_files import file_name
 from ..errors import CorruptFile
@@ -23,7 +24,19 @@ DIVERGED_BYTES_MAX = 256 * 1024 * 1024
 DIVERGED_FILES_MAX = 16
 """Maximum number of files there; the oldest go."""
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
+
+
+def _read_request(path: Path, read: Callable[[dict[str, Any]], T], what: str) -> T:
+    """Return the result of ``read`` for the request in a file. Raises ``CorruptFile``. ``what``: the file says."""
+    try:
+        return read(json.loads(path.read_bytes()))
+    except SHAPE_ERRORS as error:
+        raise CorruptFile(
+            f"{path} says {what}: {error}. Remove it: the broker then asks its primary again. Nothing was changed"
+        ) from error
 
 
 class LogCut:
@@ -54,7 +67,7 @@ class LogCut:
         """Do the cut that was requested, if there is one. The store is locked, and nothing of it is open. Blocks."""
         if not self._path.exists():
             return
-        to, end = self._requested()
+        to, end = _read_request(self._path, self._parse, "where to cut the log, and is damaged")
         # From here on this start, or a repetition after an interruption, is one after a crash.
         AbortFile(self._files, self._store).create()
         paths = sorted(path for path in (self._store / "commitlog").glob("*") if path.name.isdecimal())
@@ -72,17 +85,11 @@ class LogCut:
         self._files.unlink(self._path)
         self._files.sync_folder(self._own)
 
-    def _requested(self) -> tuple[int, int]:
-        try:
-            row = json.loads(self._path.read_bytes())
-            to, end = row["to"], row["end"]
-            if not (type(to) is type(end) is int and 0 <= to <= end):
-                raise ValueError(f"it says {row}")
-        except (ValueError, KeyError, TypeError) as error:
-            raise CorruptFile(
-                f"{self._path} says where to cut the log, and is damaged: {error}. Remove it: the broker then asks its "
-                "primary again. Nothing was changed"
-            ) from error
+    @staticmethod
+    def _parse(row: dict[str, Any]) -> tuple[int, int]:
+        to, end = row["to"], row["end"]
+        if not (type(to) is type(end) is int and 0 <= to <= end):
+            raise ValueError(f"it says {row}")
         return to, end
 
     def _keep(self, paths: list[Path], to: int, end: int) -> None:
@@ -168,7 +175,7 @@ class LogRestart:
         """Do what was requested, if anything was. The store is locked, and nothing of it is open. Blocks."""
         if not self._path.exists():
             return
-        begin, record = self._requested()
+        begin, record = _read_request(self._path, self._parse, "where a new log begins, and cannot be used")
         # From here on this start, or a repetition after an interruption, is one after a crash.
         AbortFile(self._files, self._store).create()
         log.warning("the log is removed; an empty one begins at %d, to be copied from the primary", begin)
@@ -189,18 +196,11 @@ class LogRestart:
         self._files.unlink(self._path)
         self._files.sync_folder(self._own)
 
-    def _requested(self) -> tuple[int, ReplicaRecord]:
-        try:
-            row = json.loads(self._path.read_bytes())
-            begin = row["begin"]
-            if type(begin) is not int or begin < 0 or begin % self._file_bytes:
-                raise ValueError(f"the log cannot begin at {begin!r}")
-            return begin, ReplicaRecord.from_json(row["replica"])
-        except SHAPE_ERRORS as error:
-            raise CorruptFile(
-                f"{self._path} says where a new log begins, and cannot be used: {error}. Remove it: the broker then "
-                "asks its primary again. Nothing was changed"
-            ) from error
+    def _parse(self, row: dict[str, Any]) -> tuple[int, ReplicaRecord]:
+        begin = row["begin"]
+        if type(begin) is not int or begin < 0 or begin % self._file_bytes:
+            raise ValueError(f"the log cannot begin at {begin!r}")
+        return begin, ReplicaRecord.from_json(row["replica"])
 
 
 # ---- Files that a member of a replica set keeps beside its log: the epochs, and requests to change the log at

@@ -7,7 +7,7 @@ The rules, in the order they are applied:
    after it was ever acknowledged. A store without FlintMQ's mark (RocketMQ wrote last) has no flushed offset: there,
    ConsumeQueue units that point at sound records after an invalid one prove that it is a hole.
 2. Recovery copies the bytes of each hole to ``flintmq/quarantine/`` and replaces them with tombstones
-   (``hole_filler``).
+   (``HoleFiller``).
 3. Bytes after the end are zeroed on disk before the first write, so that no old record can reappear.
 4. Queues and index are trusted below the dispatched offset if they are consistent, complete as far as the store has
    recorded, and agree with the part of the log that was checked; the rest of the log is dispatched again. A queue that
@@ -154,7 +154,7 @@ class Recovery:
             self._check_progress(damaged)
             self._contain(self._log.holes_of(damaged), end)
         self._mark(end, end)
-        # Only now, when queues and index agree with the tombstones too: see ``hole_filler``.
+        # Only now, when queues and index agree with the tombstones too: see ``HoleFiller``.
         self._quarantine.set_filled()
         self.report.damage = damage_line(self._quarantine, len(self.report.quarantined))
         self._queues.deleted_below = self._state.deleted_below

@@ -112,26 +112,24 @@ class StoreCheckpoint:
         flushed, dispatched = self.mark.flushed_offset, self.mark.dispatched_offset
         self.mark = Mark(min(flushed, physical_offset), min(dispatched, physical_offset))
         self._confirm_offset = min(self._confirm_offset, physical_offset)
-        self.create()
-        try:
-            self.reset(
-                flushed_offset=self.mark.flushed_offset,
-                dispatched_offset=self.mark.dispatched_offset,
-                physic_ms=self.physic_msg_timestamp,
-                logics_ms=self.logics_msg_timestamp,
-                index_ms=self.index_msg_timestamp,
-            )
-        finally:
-            self.close()
+        self.write_alone(self.mark, self.physic_msg_timestamp, self.logics_msg_timestamp, self.index_msg_timestamp)
 
     def begin_at(self, physical_offset: int) -> None:
         """Write the mark of an empty log that begins at ``physical_offset``, and sync. Before ``create``."""
         self.mark = Mark(physical_offset, physical_offset)
+        self._confirm_offset = 0
+        self.write_alone(self.mark)
+
+    def write_alone(self, mark: Mark, physic_ms: int = 0, logics_ms: int = 0, index_ms: int = 0) -> None:
+        """Open the file, write these values as ``reset`` does, and close it. The caller must sync the folder."""
         self.create()
         try:
-            self._confirm_offset = 0
             self.reset(
-                flushed_offset=physical_offset, dispatched_offset=physical_offset, physic_ms=0, logics_ms=0, index_ms=0
+                flushed_offset=mark.flushed_offset,
+                dispatched_offset=mark.dispatched_offset,
+                physic_ms=physic_ms,
+                logics_ms=logics_ms,
+                index_ms=index_ms,
             )
         finally:
             self.close()

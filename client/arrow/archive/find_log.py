@@ -49,7 +49,6 @@ def _locate(path: str) -> tuple[Path, Path | None]:
 
 
 def _local(path: str) -> str:
-    """Return the path in a ``file:`` URI."""
     if not re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+:", path):
         return path
     uri = urlsplit(path)

@@ -29,5 +29,4 @@ class ArchiveOptions:
 
     @property
     def on_damage(self) -> OnDamage:
-        """What happens at damage."""
         return raise_damage if self.fail_on_corruption else log_damage

@@ -13,10 +13,13 @@ import binascii
 import contextlib
 import functools
 import json
+import signal
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from types import FrameType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
@@ -35,7 +38,6 @@ from ..failures import EXIT_INTERRUPTED, EXIT_OK
 from ..messages import SentTotal, condition_option, each_sound, message_row, tag_option
 from ..params import POSITION, TOPIC
 from ..settings import BrokerChoice
-from ..stop_signals import stop_request
 
 if TYPE_CHECKING:
     from ....protocol.commands import QueueStats
@@ -156,6 +158,24 @@ class MessageSelection:
             yield from (message for message in batch.messages if message.queue_offset == offset)
 
 
+@contextlib.contextmanager
+def interrupts_noted() -> Iterator[threading.Event]:
+    """Set the event at the first Ctrl-C or SIGTERM within the context; the second one raises ``KeyboardInterrupt``."""
+    event = threading.Event()
+
+    def note_it(number: int, frame: FrameType | None) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+
+    before = {number: signal.signal(number, note_it) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield event
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 @dataclass(slots=True)
 class Transfer:
     """A transfer to a topic with ``queues`` queues, in batches. Each batch is acknowledged before the next is sent.
@@ -197,7 +217,7 @@ class Transfer:
         does not wait.
         """
         batches, self._batches = self._batches, {}
-        with stop_request() as request:
+        with interrupts_noted() as interrupted:
             for queue, batch in batches.items():
                 bodies = [message.body for message in batch]
                 try:
@@ -208,7 +228,7 @@ class Transfer:
                 self.total.add(bodies)
         self.done.update(self._reached)
         self._count = self._bytes = 0
-        if request.event.is_set():
+        if interrupted.is_set():
             raise KeyboardInterrupt
 
     def resume_position(self) -> str:

@@ -252,7 +252,6 @@ class TopicIterator:
         self._asked[request_id] = (queue, operation)
 
     def connected(self, now: float) -> None:
-        """Record a new connection."""
         self._heard_at = now
 
     def answered(self, answer: Answer, now: float) -> None:

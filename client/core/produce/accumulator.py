@@ -258,7 +258,6 @@ class Lane:
         self._queues_seen = 1
 
     def stored_in(self, queue: int) -> None:
-        """Record the queue that the broker chose for a frame."""
         self._answers += 1
         if queue >= self._queues_seen:
             self._queues_seen = queue + 1

@@ -20,8 +20,6 @@ _LABEL_CHARS_MAX = 63
 
 
 class Address(NamedTuple):
-    """A broker's address."""
-
     host: str
     port: int
 

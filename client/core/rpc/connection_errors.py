@@ -13,14 +13,12 @@ from .timeouts import silence_seconds_max
 
 
 def unreachable(address: Address, error: OSError) -> ConnectionFailed:
-    """Return the error for a failed attempt to connect."""
     return ConnectionFailed(
         f"cannot reach a broker at {address}: {reason_of(error)}; is it running? (flintmq-broker serve starts one)"
     )
 
 
 def no_hello(address: Address, seconds: float) -> ConnectionFailed:
-    """Return the error for a server that does not answer HELLO."""
     return ConnectionFailed(f"the broker at {address} did not answer HELLO within {seconds:.1f} s")
 
 
@@ -30,17 +28,14 @@ def no_broker(address: Address, error: FlintError) -> ConnectionFailed:
 
 
 def broke(address: Address, error: OSError) -> ConnectionFailed:
-    """Return the error for a connection that broke."""
     return ConnectionFailed(f"the connection to the broker at {address} broke: {reason_of(error)}")
 
 
 def closed_there(address: Address) -> ConnectionFailed:
-    """Return the error for a connection that the broker closed."""
     return ConnectionFailed(f"the broker at {address} closed the connection")
 
 
 def closed_here(address: Address) -> ConnectionFailed:
-    """Return the error for a connection that this side closed."""
     return ConnectionFailed(f"the connection to the broker at {address} was closed")
 
 
@@ -67,7 +62,6 @@ def silent(address: Address, seconds: float) -> ConnectionFailed:
 
 
 def unanswered(address: Address, command: str, seconds: float) -> RequestTimeout:
-    """Return the error for a call whose time is over."""
     return RequestTimeout(f"the broker at {address} did not answer {command} within {seconds:g} s")
 
 
@@ -100,8 +94,7 @@ class Probed(Protocol):
     """A connection of either driver."""
 
     @property
-    def address(self) -> Address:
-        """The broker's address."""
+    def address(self) -> Address: ...
 
     @property
     def active_at(self) -> float:

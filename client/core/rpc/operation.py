@@ -254,12 +254,10 @@ class Backoff:
         self.until = now if at_once else now + backoff_seconds(self._failures, error)
 
     def record_success(self) -> None:
-        """Record a success."""
         self._failures = 0
         self.trouble = None
 
     def end_pause(self) -> None:
-        """End the pause."""
         self.until = 0.0
 
 

@@ -19,7 +19,7 @@ from ...core.consume.batch import Batch, StoredMessage
 from ...core.rpc.timeouts import check_timeout
 from ...errors import ClientFailed, ListenerTimeout
 from ..callables import is_coroutine_function
-from .aio_members import Member
+from .aio_members import ClientMember
 from .assignments import WorkItem
 from .group_client import Engine
 from .listeners import Workers, check_listener, check_returned, handle, record
@@ -32,7 +32,7 @@ BatchListener = Callable[[Batch], Awaitable[object] | None]
 log = logging.getLogger(__name__)
 
 
-class PushConsumer(ConsumerShell[MessageListener, BatchListener], Member):
+class PushConsumer(ConsumerShell[MessageListener, BatchListener], ClientMember):
     """A member of a consumer group; it awaits its listener, a coroutine function, with each message or batch.
 
     It works like ``flintmq.client.PushConsumer``, except that listeners run as tasks, at most ``workers`` at a time, in

@@ -39,7 +39,7 @@ from .shell import MemberShell, ReceiverShell
 # => Threads may share it.
 
 
-class Member(MemberShell):
+class ClientMember(MemberShell):
     """The start, the waits and the commits of a member; subclasses hand its messages to the application."""
 
     def _new_engine(self, dialer: Dialer) -> MemberEngine:
@@ -125,7 +125,7 @@ class Member(MemberShell):
 # ---- The application receives messages, and settles each of them.
 
 
-class GroupConsumer(ReceiverShell, Member):
+class GroupConsumer(ReceiverShell, ClientMember):
     """A member of a consumer group whose application receives messages, and settles each of them when and where it
     likes.
 

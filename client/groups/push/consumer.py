@@ -17,7 +17,7 @@ from ...core.rpc.timeouts import check_timeout
 from ...errors import ListenerTimeout
 from .group_client import Engine
 from .listeners import Workers, check_plain_listener, check_returned
-from .members import Member
+from .members import ClientMember
 from .shell import WAIT_SECONDS_MAX, ConsumerShell, StopSignals
 from .waits import completed
 
@@ -27,7 +27,7 @@ BatchListener = Callable[[Batch], None]
 log = logging.getLogger(__name__)
 
 
-class PushConsumer(ConsumerShell[MessageListener, BatchListener], Member):
+class PushConsumer(ConsumerShell[MessageListener, BatchListener], ClientMember):
     """A member of a consumer group; it calls its listener with each message, or with each batch, as they arrive.
 
     Each message goes to one member of the group. If the listener raises an exception, the message is redelivered later

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from ....protocol.errors import FlintError
 from ...core.client_guard import Guard
 from ...core.consume.batch import StoredMessage
 from ...core.hooks import Observation
@@ -17,7 +18,7 @@ from ...errors import DeliveryLost, InvalidArgumentType
 from .assignments import WorkItem
 from .group_client import Engine
 from .options import Options
-from .outcome import GiveUp, TryLater, failed_with
+from .outcome import Failure, GiveUp, Tried, TryLater, failed_with
 
 
 class Delivery:
@@ -97,13 +98,19 @@ class Delivery:
 
 
 class DeliverySource(ABC):
-    """The messages of one member that wait to be received, and its open deliveries. Thread-safe."""
+    """The messages of one member that wait to be received, and its open deliveries. Thread-safe.
 
-    def __init__(self) -> None:
+    ``changed``: called, by any thread, after a change that a receiver, or the end of the consumer, may wait for.
+    """
+
+    def __init__(self, options: Options, guard: Guard, changed: Callable[[], None]) -> None:
         self.condition = threading.Condition(threading.Lock())
         """Notified with every change."""
         self.ended = False
         """True if nothing more is handed out."""
+        self._options = options
+        self._guard = guard
+        self._changed = changed
 
     @property
     @abstractmethod
@@ -144,6 +151,22 @@ class DeliverySource(ABC):
     def end(self, *, abandon: bool) -> None:
         """Hand out nothing more, and give back the waiting messages. ``abandon``: forget the open deliveries."""
 
+    def _failure(self, told: TryLater, message: StoredMessage, work: Tried) -> Failure:
+        """Log with what the application has settled a message, and return it."""
+        told.__context__ = sys.exception()
+        (failure,) = failed_with(told, self._options, (message,), work)
+        return failure if told.reason or told.__context__ is not None else failure._replace(reason="")
+
+    def _cannot_settle(self, message: StoredMessage, why: str, failure: FlintError | None) -> DeliveryLost:
+        """Return the error for a message that is no longer this member's; ``failure``: that of its engine."""
+        lost = DeliveryLost(
+            f"the message at offset {message.queue_offset} of queue {message.queue} of topic {message.topic} cannot be "
+            f"settled, because {why}: it is handled again, by this or another "
+            f"{'consumer' if self._options.leases else 'member'} of group {self._options.group}"
+        )
+        lost.__cause__ = failure
+        return lost
+
 
 def _checked(reason: str | None) -> str:
     if not isinstance(reason, str | None):
@@ -155,20 +178,15 @@ def _checked(reason: str | None) -> str:
 
 
 class Deliveries(DeliverySource):
-    """The messages of one member that wait to be received, and its open deliveries. Thread-safe.
-
-    ``changed``: called, by any thread, after a change that a receiver, or the end of the consumer, may wait for.
+    """The works that wait to be received, and those whose deliveries are open.
 
     The engine holds its lock when it calls ``give_up``, so nothing here calls the engine while it holds ``condition``.
     """
 
     def __init__(self, options: Options, guard: Guard, changed: Callable[[], None]) -> None:
-        super().__init__()
+        super().__init__(options, guard, changed)
         self.engine: Engine
         """Set by the creator of both."""
-        self._options = options
-        self._guard = guard
-        self._changed = changed
         self._waiting: deque[WorkItem] = deque()
         self._open: dict[WorkItem, Delivery] = {}
 
@@ -176,12 +194,10 @@ class Deliveries(DeliverySource):
 
     @property
     def ready(self) -> int:
-        """Number of deliveries that receivers can take; read it under ``condition``."""
         return min(len(self._waiting), self._options.max_open - len(self._open))
 
     @property
     def open_count(self) -> int:
-        """Number of open deliveries."""
         return len(self._open)
 
     def expect(self, count: int) -> None:
@@ -203,7 +219,6 @@ class Deliveries(DeliverySource):
         return work.claim.lost or work.given_up or work not in self._open
 
     def take(self, max_count: int) -> list[Delivery]:
-        """Open up to ``max_count`` deliveries; returns none if none is available."""
         with self.condition:
             count = min(max_count, len(self._waiting), self._options.max_open - len(self._open))
             works = [self._waiting.popleft() for _ in range(count)]
@@ -223,7 +238,6 @@ class Deliveries(DeliverySource):
         return [delivery for work, delivery in zip(works, deliveries, strict=True) if work in kept]
 
     def settle(self, delivery: Delivery, told: TryLater | None) -> None:
-        """Settle a delivery: as handled, or with what a listener would have raised."""
         self._guard.check_fork()  # first, because the parent's threads may have held the lock
         work: WorkItem = delivery._work
         message = delivery.message
@@ -237,12 +251,7 @@ class Deliveries(DeliverySource):
                 del self._open[work]
                 self.condition.notify()
         if is_open:
-            failed = []
-            if told is not None:
-                told.__context__ = sys.exception()
-                failed = failed_with(told, self._options, (message,), work)
-                if not told.reason and told.__context__ is None:
-                    failed = [failure._replace(reason="") for failure in failed]
+            failed = [] if told is None else [self._failure(told, message, work)]
             if tell:
                 self._changed()
             if self.engine.settle(work, failed):
@@ -260,14 +269,9 @@ class Deliveries(DeliverySource):
             why = "its queue was taken from this member"
         else:
             why = f"it was open for more than {self._options.listener_timeout:g} s (listener_timeout)"
-        lost = DeliveryLost(
-            f"the message at offset {message.queue_offset} of queue {message.queue} of topic {message.topic} cannot be "
-            f"settled, because {why}: it is handled again, by this or another member of group {self._options.group}"
-        )
-        lost.__cause__ = failure
-        return lost
+        return self._cannot_settle(message, why, failure)
 
-    # ---- for the engine, on its thread
+    # ---- for the engine, on the I/O thread
 
     def add(self, works: list[WorkItem]) -> None:
         """Offer works to receivers."""
@@ -303,7 +307,6 @@ class Deliveries(DeliverySource):
         self._changed()
 
     def end(self, *, abandon: bool) -> None:
-        """Hand out nothing more, and give back the waiting messages. ``abandon``: forget the open deliveries."""
         with self.condition:
             self.ended = True
             back, self._waiting = list(self._waiting), deque()

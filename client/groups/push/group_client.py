@@ -112,14 +112,12 @@ class Engine(MemberEngine):
     # ---- its lifetime, for other threads
 
     def leave(self) -> None:
-        """Begin no more works, let the running ones finish, commit, leave the group, and end."""
         with self._lock:
             self._membership.leaving = True
             self._claims.revoke_all()
         self.wake()
 
     def abandon(self) -> None:
-        """Leave the group and end, without waiting for running works."""
         with self._lock:
             self._membership.leaving = True
             self._claims.revoke_all()
@@ -184,18 +182,15 @@ class Engine(MemberEngine):
     # ---- state and control
 
     def set_paused(self, topics: frozenset[str]) -> None:
-        """Stop pulling these topics, and only these."""
         with self._lock:
             self._prefetch.paused = topics
         self.wake()
 
     @property
     def paused(self) -> frozenset[str]:
-        """Topics that are not pulled."""
         return self._prefetch.paused
 
     def commit(self, told: Told) -> None:
-        """Commit progress now; ``told`` is called with the outcome."""
         with self._lock:
             if self.failure is not None or self._membership.parting:
                 told(self.failure or consumer_closed())
@@ -204,7 +199,6 @@ class Engine(MemberEngine):
         self.wake()
 
     def health(self) -> Health:
-        """Return the current state and counters."""
         now = time.monotonic()
         with self._lock:
             works = [work for claim in self._claims for work in claim.works if not work.done]

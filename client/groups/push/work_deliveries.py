@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +15,7 @@ from ...core.consume.batch import StoredMessage
 from ...errors import DeliveryLost, InvalidArgument
 from .delivery import Delivery, DeliverySource
 from .options import LEASE_SECONDS_MAX, Options
-from .outcome import Counts, Failure, TryLater, failed_with
+from .outcome import Counts, Failure, TryLater
 from .progress import Told
 
 # ---- The lease of one message, as the consumer of a work queue keeps it.
@@ -85,13 +84,10 @@ class Returned(NamedTuple):
 
 
 class WorkDeliveries(DeliverySource):
-    """The leases of one consumer. ``condition`` guards all of them, for the engine's thread too.
-
-    ``changed``: called, by any thread, after a change that a receiver, or the end of the consumer, may wait for.
-    """
+    """The leases of one consumer. ``condition`` guards all of them, for the engine too."""
 
     def __init__(self, options: Options, guard: Guard, changed: Callable[[], None]) -> None:
-        super().__init__()
+        super().__init__(options, guard, changed)
         self.counts = Counts()
         self.failure: FlintError | None = None
         """The error with which the engine ended."""
@@ -112,9 +108,6 @@ class WorkDeliveries(DeliverySource):
         """Leases whose outcome the broker has not confirmed."""
         self._told: list[tuple[set[Lease], list[DeliveryLost], Told]] = []
         """Callers that wait until leases are confirmed."""
-        self._options = options
-        self._guard = guard
-        self._changed = changed
         self._expected = 0
         self._polled = 0
         """Messages that receivers have looked for since the last requests, although they may wait no more: one that
@@ -125,12 +118,10 @@ class WorkDeliveries(DeliverySource):
 
     @property
     def ready(self) -> int:
-        """Number of deliveries that receivers can take; read it under ``condition``."""
         return len(self.waiting)
 
     @property
     def open_count(self) -> int:
-        """Number of open deliveries."""
         return len(self.open)
 
     def expect(self, count: int) -> None:
@@ -143,7 +134,6 @@ class WorkDeliveries(DeliverySource):
             self.wake()
 
     def take(self, max_count: int) -> list[Delivery]:
-        """Open up to ``max_count`` deliveries; returns none if none is available."""
         deliveries: list[Delivery] = []
         now = time.monotonic()
         with self.condition:
@@ -158,7 +148,6 @@ class WorkDeliveries(DeliverySource):
         return deliveries
 
     def settle(self, delivery: Delivery, told: TryLater | None) -> None:
-        """Settle a delivery: as handled, or with what a listener would have raised."""
         self._guard.check_fork()  # first, because the parent's threads may have held the lock
         lease: Lease = delivery._work
         failure: Failure | None = None
@@ -166,10 +155,7 @@ class WorkDeliveries(DeliverySource):
             with self.condition:
                 is_open = not delivery._settled and not self._why_lost(lease)
             if is_open:
-                told.__context__ = sys.exception()
-                (failure,) = failed_with(told, self._options, (delivery.message,), lease)
-                if not told.reason and told.__context__ is None:
-                    failure = failure._replace(reason="")
+                failure = self._failure(told, delivery.message, lease)
         with self.condition:
             if delivery._settled:
                 return
@@ -199,7 +185,6 @@ class WorkDeliveries(DeliverySource):
             self.wake()
 
     def renew(self, delivery: Delivery, seconds: float) -> None:
-        """Let the lease of a delivery end this many seconds from now."""
         if not seconds <= LEASE_SECONDS_MAX:
             raise InvalidArgument(f"seconds is {seconds}; a lease lasts at most {LEASE_SECONDS_MAX:,.0f} s")
         self._guard.check_fork()
@@ -230,13 +215,7 @@ class WorkDeliveries(DeliverySource):
         return lease.lost
 
     def _lost(self, lease: Lease, why: str) -> DeliveryLost:
-        message = lease.message
-        lost = DeliveryLost(
-            f"the message at offset {message.queue_offset} of queue {message.queue} of topic {message.topic} cannot be "
-            f"settled, because {why}: it is handled again, by this or another consumer of group {self._options.group}"
-        )
-        lost.__cause__ = self.failure
-        return lost
+        return self._cannot_settle(lease.message, why, self.failure)
 
     def end(self, *, abandon: bool) -> None:
         """Hand out nothing more, and give back the waiting messages. ``abandon``: the open ones, too."""
@@ -256,7 +235,7 @@ class WorkDeliveries(DeliverySource):
         self.wake()
         self._changed()
 
-    # ---- for the engine, on its thread
+    # ---- for the engine, on the I/O thread
 
     def wanted(self) -> int:
         """Return how many more messages receivers wait for, as far as there may be more."""

@@ -98,7 +98,6 @@ class WorkEngine(MemberEngine):
             self._deliveries.when_confirmed(told)
 
     def health(self) -> Health:
-        """Return the current state and counters."""
         now, deliveries = time.monotonic(), self._deliveries
         with self._lock, deliveries.condition:
             counts = deliveries.counts

@@ -33,14 +33,12 @@ def physical_offset(written: str) -> int:
 
 
 def partition_bytes(written: str) -> int:
-    """Parse the size of a partition."""
     if not (written.isascii() and written.isdigit()) or not PARTITION_BYTES_MIN <= int(written) <= I64_MAX:
         raise ValueError(f"it must be a whole number of bytes of at least {PARTITION_BYTES_MIN}")
     return int(written)
 
 
 def one_path(written: str) -> str:
-    """Refuse a list of paths."""
     raise ValueError("the archive source reads one store; load each separately, and combine them with union")
 
 

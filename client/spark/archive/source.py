@@ -32,7 +32,6 @@ class ArchiveSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for ``format``."""
         return "flintmq-store"
 
     @hide_traceback
@@ -45,7 +44,6 @@ class ArchiveSource(DataSource):
 
     @hide_traceback
     def reader(self, schema: StructType) -> ArchiveReader:
-        """Return a reader of the columns in ``schema``."""
         return ArchiveReader(columns_of(schema), self._options())
 
     def streamReader(self, schema: StructType) -> RefusedStream:  # noqa: N802 - Spark's name
@@ -89,7 +87,6 @@ class ArchiveReader(DataSourceReader):
 
     @hide_traceback_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the rows of one partition."""
         if isinstance(partition, LogPartition):  # otherwise it is Spark's placeholder for an empty plan
             from ...arrow.archive.partition_reader import PartitionReader  # only tasks need these
             from ...arrow.decoder import Decoder

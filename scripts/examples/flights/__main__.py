@@ -19,7 +19,7 @@ from rich.console import Console
 from flintmq.client import FlintError
 
 from . import queries
-from .flight import packaged_csv
+from .flight import packaged_csv, replay
 
 TOPIC_DEFAULT = "flights"
 ALERTS_DEFAULT = "flight-alerts"
@@ -90,7 +90,6 @@ def produce(broker: str, topic: str, csv: Path | None, rate: float | None) -> No
 
     Heartbeats for a week of event time follow the last flight, so that the last hours close.
     """
-    from .replay import replay
 
     with Console(stderr=True).status("sending the flights…") as status:
         sent = replay(
@@ -136,9 +135,7 @@ def count(
     Run it again with the same folder after an interruption or a failure: it continues where it stopped.
     """
     from . import runner
-    from .progress import progress_display
-    from .results_folder import ResultsFolder
-    from .spark_session import spark_session
+    from .runner import ResultsFolder, progress_display, spark_session
 
     results = ResultsFolder(parquet)
     pipeline = runner.Pipeline(
@@ -171,8 +168,7 @@ def count(
 def verify(broker: str, alerts_topic: str, parquet: Path, csv: Path | None, master: str | None) -> None:
     """Compare the results and the alerts with figures computed from the CSV in plain Python."""
     from . import verification
-    from .results_folder import ResultsFolder
-    from .spark_session import spark_session
+    from .runner import ResultsFolder, spark_session
 
     ResultsFolder(parquet).check_results()
     expected = verification.Expected.of_csv(csv or packaged_csv())

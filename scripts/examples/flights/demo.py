@@ -13,11 +13,8 @@ from flintmq.client import FlintError
 
 from ...lib.step_report import console, rate_of, report
 from . import runner, verification
-from .flight import packaged_csv
-from .progress import progress_display
-from .replay import replay
-from .results_folder import ResultsFolder
-from .spark_session import spark_session
+from .flight import packaged_csv, replay
+from .runner import ResultsFolder, progress_display, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
