@@ -117,6 +117,16 @@ class DispatchScheduler:
         """Return whether a client waits for messages of a queue."""
         return (topic, queue) in self._pulled or topic in self.popped or topic in self.watched
 
+    def has_waiting(self) -> bool:
+        """Return whether a client waits for messages of any queue."""
+        return bool(self._pulled or self.popped or self.watched)
+
+    def appended_unawaited(self) -> None:
+        """Do what ``appended_to`` does for messages that no client waits for."""
+        self._flush_due = True
+        if not self._turn_due:
+            self.soon()
+
     def appended(self) -> None:
         """Wake the flush, and dispatch, at the end of this turn of the loop, after messages were appended.
 
