@@ -54,6 +54,10 @@ class ContentionTracker:
             self._changed = now
         self.last = whose
 
+    def alternated(self, now: float) -> None:
+        """Note that several connections were served in one turn."""
+        self._changed = now
+
     def forget(self, who: object) -> None:
         """Forget a closed connection."""
         if self.last is who:

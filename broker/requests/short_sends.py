@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 
 ENTER_AFTER = 4
 """Number of reads with nothing but served frames after which a connection enters."""
+TURN_BYTES = 256 * 1024
+"""Bytes of records after which a turn is used up: other connections, timers and the dispatch are served first."""
 STAY_OUT = 64
 """Number of such reads more that it takes after it has left."""
 
@@ -178,7 +180,7 @@ class ShortSends:
         ):
             self.state[slot] = table.address
         self._epoll = select.epoll()
-        parts.loop.add_reader(self._epoll.fileno(), self._turn)
+        self._read()
         store = parts.store
         store.topics.on_change = store.append_offsets.on_move = self.retire_topic
 
@@ -471,6 +473,11 @@ class ShortSends:
             return math.inf
         return self._answers[0].began
 
+    def _read(self) -> None:
+        """Have ``_turn`` called whenever a connection is ready."""
+        if not self._epoll.closed:
+            self._parts.loop.add_reader(self._epoll.fileno(), self._turn)
+
     def _turn(self) -> None:
         """Serve the connections that are ready."""
         state, parts = self.state, self._parts
@@ -481,6 +488,14 @@ class ShortSends:
         state[kernel.S_INPUT] = self._slots.address
         state[kernel.S_WAITING_MAX] = parts.limits.connection_in_flight_bytes_max
         frames: int = kernel.serve(self._array)
+        sharing, reads = parts.dispatch.sharing, state[kernel.R_READS]
+        sharing.turn(self, began)
+        if reads > 1:
+            sharing.alternated(began)
+        if reads == kernel.READS_MAX or state[kernel.R_BYTES] > TURN_BYTES:
+            # Others come first, and senders that outrun the dispatch or the disk wait for it.
+            parts.loop.remove_reader(self._epoll.fileno())
+            parts.dispatch.next_turn(self._read)
         stored = frames > 0 and self._store(began)
         if frames and not stored:
             self._take_back()
