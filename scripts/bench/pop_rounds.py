@@ -15,10 +15,9 @@ from flintmq.protocol.commands import ACK_MESSAGE, POP_MESSAGE, RECEIPT_STRUCT, 
 from flintmq.protocol.frames import REQUEST, encode_frame
 from flintmq.protocol.storage.layout import RECORD
 
-from .closed_loop import connected
 from .machine import many_files
 from .measure import BenchFailed
-from .raw import TIMEOUT_SECONDS, RawClient
+from .raw import TIMEOUT_SECONDS, RawClient, connected
 
 LEASE_MS = 60_000
 POP_ID, ACK_ID = 1, 2

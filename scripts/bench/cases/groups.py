@@ -16,8 +16,7 @@ from flintmq.client import Admin, Batch, PushConsumer, StoredMessage
 from ..bench import Bench
 from ..broker import Broker
 from ..group_member import make_member, member_process
-from ..kafka.aio import KAFKA, AioKafka, aiokafka
-from ..kafka.server import Kafka
+from ..kafka.server import KAFKA, AioKafka, Kafka, aiokafka
 from ..load import BODY_BYTES, QUEUES, TOPIC, blocks
 from ..machine import Stopwatch, cpu_seconds
 from ..measure import BenchFailed, Case, Measure, Sample, Samples

@@ -17,12 +17,11 @@ from flintmq.protocol.frames import REQUEST, encode_frame
 
 from ..bench import Bench
 from ..broker import Broker
-from ..closed_loop import closed_loop, connected
 from ..load import QUEUES, TOPIC, columns, single_frames, topic_name
 from ..machine import Stopwatch, anonymous_bytes, many_files, touch_memory
 from ..measure import BenchFailed, Case, Measure, Result, Sample, Samples, Skipped, percentile
 from ..plot import Panel, draw
-from ..raw import RawClient
+from ..raw import RawClient, closed_loop, connected
 from .reads import pull, rate_of, read_all
 
 Sized: TypeAlias = Iterator[tuple[int, Sample] | Skipped]

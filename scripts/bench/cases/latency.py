@@ -13,8 +13,7 @@ from flintmq.client import Consumer, Message, Producer, PushConsumer, StoredMess
 
 from ..bench import Bench
 from ..broker import Broker
-from ..kafka.aio import KAFKA, AioKafka, aiokafka, finish
-from ..kafka.server import Kafka
+from ..kafka.server import KAFKA, AioKafka, Kafka, aiokafka, finish
 from ..load import QUEUES, TOPIC, blocks
 from ..measure import BenchFailed, Case, Measure, Sample, Samples, p50_and_p99, percentile
 from ..paced_sender import MESSAGES_A_SECOND, now, send_paced, sender, sent_at

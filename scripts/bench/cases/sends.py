@@ -16,11 +16,10 @@ from flintmq.client.aio import Producer as AioProducer
 
 from ..bench import Bench
 from ..broker import Broker
-from ..closed_loop import closed_loop, connected
 from ..load import BODY_BYTES, TOPIC, Columns, FramePacker, columns, messages_a_frame
 from ..machine import Stopwatch
 from ..measure import BenchFailed, Case, Measure, Sample, Samples, p50_and_p99
-from ..raw import TIMEOUT_SECONDS, RawClient
+from ..raw import TIMEOUT_SECONDS, RawClient, closed_loop, connected
 
 
 def messages_of(load: Columns) -> list[Message]:

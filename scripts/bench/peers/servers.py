@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..kafka.jars import get_jars
-from ..kafka.server import Kafka
+from ..kafka.server import Kafka, get_jars
 from ..measure import BenchFailed, Skipped
 
 START_SECONDS_MAX = 20.0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..measure import BenchFailed
-from .processes import CpuSeconds, cpu_of_tree
+from .driver import CpuSeconds, cpu_of_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

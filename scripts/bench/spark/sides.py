@@ -10,8 +10,7 @@ from typing import Any
 
 from ..bench import Bench
 from ..broker import Broker
-from ..kafka.jars import ALONE, Jars, get_jars
-from ..kafka.server import Kafka
+from ..kafka.server import ALONE, Jars, Kafka, get_jars
 from ..load import BODY_BYTES, QUEUES, TOPIC, blocks, fill
 from ..machine import cpu_seconds, touch_memory
 from ..measure import BenchFailed, Measure, Sample, Skipped
