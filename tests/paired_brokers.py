@@ -181,6 +181,8 @@ class Side(ABC):
         if blob:
             log.queue.read(log.start_offset, memoryview(blob), hot=False)
         produced = broker.counters.produced.by_topic
+        for sequence in broker.sequences._sequences.values():
+            sequence.settle()
         return {
             "answers": self.answers(),
             "log": bytes(blob),
@@ -189,7 +191,13 @@ class Side(ABC):
             "duplicates": broker.counters.duplicates,
             "runs": broker.sequences.runs,
             "answered": sum(broker.counters.produce_latencies.counts),
-            "next queues": dict(broker.next_queue),
+            "sequences": {
+                key: (sequence.next, list(sequence.rows)) for key, sequence in broker.sequences._sequences.items()
+            },
+            "queue ends": {
+                topic.name: broker.store.append_offsets.of_topic(topic.name) for topic in broker.store.topics
+            },
+            "next queues": broker.next_queues.by_topic(),
         }
 
 

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...protocol.errors import PartlyStored
+from ..int_table import IntTable
 
 if TYPE_CHECKING:
     from ..store import StoredRun
@@ -42,6 +43,18 @@ _OFFSET = 3
 _COLUMNS = 4
 _pack = struct.Struct(f"={_COLUMNS}q").pack
 
+# Columns of a sequence, which a kernel changes too: see ``kernels.short_sends``.
+_NEXT = 0
+"""Counter after the highest one stored; the end of the last run, whose row may say less until ``settle``."""
+_LAST_PLACE = 1
+_NEXT_OFFSET = 2
+"""Queue offset at which the last run would continue."""
+_WAKE_MS = 3
+"""Time from which on the kernel reports a message, so that the sequence moves in the order."""
+_OWNER = 4
+"""Number of the sequence; 0: the row is nobody's."""
+_WIDTH = 5
+
 _QUEUE_BITS = 16
 """A topic has at most 65,536 queues."""
 
@@ -64,25 +77,35 @@ class Sequence:
     would cost more than everything else.
     """
 
-    __slots__ = ("active_at", "last_place", "next", "next_offset", "rows")
+    __slots__ = ("active_at", "number", "place", "rows", "table")
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, table: IntTable, number: int) -> None:
         self.rows = array("q")
-        self.next = 0
-        """Counter after the highest one stored; the end of the last run."""
-        self.last_place = -1
-        self.next_offset = -1
-        """Queue offset at which the last run would continue."""
+        self.table = table
+        self.place = table.take()
+        self.number = table.values[self.place + _OWNER] = number
+        table.values[self.place + _LAST_PLACE] = table.values[self.place + _NEXT_OFFSET] = -1
         self.active_at = now
 
     def __len__(self) -> int:
         return len(self.rows) // _COLUMNS
+
+    @property
+    def next(self) -> int:
+        """Counter after the highest one stored."""
+        return self.table.values[self.place + _NEXT]
+
+    def settle(self) -> None:
+        """Let the last run end where the sequence does: the kernel that continues it does not know its row."""
+        if self.rows:
+            self.rows[_END - _COLUMNS] = self.next
 
     def find(self, first: int, count: int) -> tuple[int, int] | None:
         """Return place and queue offset of the first message; None if none of the messages is stored.
 
         Raises ``PartlyStored`` if only some of them are stored, or all but in more than one run.
         """
+        self.settle()
         runs = self.rows
         # Runs do not overlap, so only the run before this one can contain the first message.
         following = self._row_after(first)
@@ -107,25 +130,37 @@ class Sequence:
         """Add stored messages; return the number of runs that this added. Messages already present stay as they are:
         the first occurrence counts."""
         end = first + count
+        values, place_of = self.table.values, self.place
         # Not above all others: a frame that was refused, and is sent again after later ones, fills a gap.
-        if first < self.next:
+        if first < values[place_of + _NEXT]:
             before = len(self)
             self._add_between(first, end, place, queue_offset)
             return len(self) - before
         grown = 1
 
         # In the common case the frame continues the last run, which only grows.
-        if first == self.next and place == self.last_place and queue_offset == self.next_offset:
-            self.rows[_END - _COLUMNS] = end
+        if (
+            first == values[place_of + _NEXT]
+            and place == values[place_of + _LAST_PLACE]
+            and queue_offset == values[place_of + _NEXT_OFFSET]
+        ):
             grown = 0
         else:
+            self.settle()
             self.rows.frombytes(_pack(first, end, place, queue_offset))
-            self.last_place = place
-        self.next = end
-        self.next_offset = queue_offset + count
+            values[place_of + _LAST_PLACE] = place
+        values[place_of + _NEXT] = end
+        values[place_of + _NEXT_OFFSET] = queue_offset + count
         return grown
 
+    def begin_run(self, first: int, end: int, place: int, queue_offset: int, before: int) -> None:
+        """Add the run that the kernel began in the sequence's columns. ``before``: ``next`` before it."""
+        if self.rows:
+            self.rows[_END - _COLUMNS] = before
+        self.rows.frombytes(_pack(first, end, place, queue_offset))
+
     def _add_between(self, first: int, end: int, place: int, queue_offset: int) -> None:
+        self.settle()
         runs = self.rows
         at = first
         # Piece by piece: what a run has is skipped, and what is between two runs becomes a run.
@@ -142,9 +177,10 @@ class Sequence:
             at = stop
 
         # The last run may be another one, or longer.
-        self.next = runs[_END - _COLUMNS]
-        self.last_place = runs[_PLACE - _COLUMNS]
-        self.next_offset = runs[_OFFSET - _COLUMNS] + self.next - runs[_FIRST - _COLUMNS]
+        values, end = self.table.values, runs[_END - _COLUMNS]
+        values[self.place + _NEXT] = end
+        values[self.place + _LAST_PLACE] = runs[_PLACE - _COLUMNS]
+        values[self.place + _NEXT_OFFSET] = runs[_OFFSET - _COLUMNS] + end - runs[_FIRST - _COLUMNS]
 
     def _join(self, at: int) -> None:
         """Merge the run at ``at`` with the next one if that continues it."""
@@ -183,6 +219,8 @@ class ProducerSequences:
         the topic the messages were sent to, followed by the queue in the lowest 16 bits."""
         self._room = runs_max
         """Number of runs that may still be added."""
+        self._created = 0
+        self.table = IntTable(_WIDTH)
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -238,7 +276,8 @@ class ProducerSequences:
             # Expired sequences matter only if memory grows, and it grows here.
             self.expire(now)
             self._room -= SEQUENCE_WEIGHT
-            sequence = self._sequences[key] = Sequence(now)
+            self._created += 1
+            sequence = self._sequences[key] = Sequence(now, self.table, self._created)
         else:
             sequence.active_at = now
             self._sequences.move_to_end(key)
@@ -270,10 +309,34 @@ class ProducerSequences:
 
     def forget_topic(self, topic: str) -> None:
         for key in [key for key in self._sequences if key[1] == topic]:
-            self._room += len(self._sequences.pop(key)) + SEQUENCE_WEIGHT
+            self._forget(self._sequences.pop(key))
 
     def _forget_first(self) -> None:
-        self._room += len(self._sequences.popitem(last=False)[1]) + SEQUENCE_WEIGHT
+        self._forget(self._sequences.popitem(last=False)[1])
+
+    def _forget(self, sequence: Sequence) -> None:
+        self._room += len(sequence) + SEQUENCE_WEIGHT
+        self.table.values[sequence.place + _OWNER] = 0
+        self.table.give_back(sequence.place)
+
+    def sequence(self, prefix: str, topic: str) -> Sequence | None:
+        """Return the sequence of a producer in a topic; None if nothing of it is known."""
+        return self._sequences.get((prefix, topic))
+
+    def extended(self, key: tuple[str, str], run: tuple[int, int, int, int] | None, before: int, now: float) -> None:
+        """Do for a frame that a kernel stored what ``stored`` does besides the sequence's columns.
+
+        ``key``: prefix and topic; ``run``: first counter, end, queue and queue offset of the run that the frame began,
+        None if it began none; ``before``: the sequence's ``next`` before the frame.
+        """
+        sequence = self._sequences[key]
+        if now > sequence.active_at + _ORDER_S:
+            self._awaken(key, sequence, now)
+        if run is not None:
+            sequence.begin_run(*run, before)
+            self._room -= 1
+            if self._room < 0 or len(sequence.rows) > self._producer_rows_max:
+                self._bound(key, sequence)
 
 
 def _partly_stored(first: int, count: int, stored: int, cut_at: int) -> PartlyStored:

@@ -63,6 +63,8 @@ class TopicChanges:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="topics")
         self.pending: dict[str, _Change] = {}
         """By topic: the change that is not on disk yet."""
+        self.on_pending: Callable[[str], None] = lambda topic: None
+        """Called with a topic after its change became pending."""
         self.replicate: Callable[[Callable[[], None]], object] = lambda done: done()
         """Called after a change is on disk; calls its argument when other brokers that must have it do, too."""
         self.on_changed: Callable[[], None] = lambda: None
@@ -114,6 +116,7 @@ class TopicChanges:
         assert change.topic not in self.pending, "wait for the pending change first"
         change.waiting.append(done)
         self.pending[change.topic] = change
+        self.on_pending(change.topic)
         self._queue.append(change)
         if not self._running:
             # Not before the next turn of the loop: `put` changes the table after this call, and other changes of this

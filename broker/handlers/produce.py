@@ -225,9 +225,7 @@ def append_frame(request: Request, params: ProduceRequest, send: SendContext = N
     # The queue for all messages of the frame, even if they wait elsewhere first.
     queue = params.queue
     if queue < 0:
-        # The remainder is taken for each frame, because the topic may get more queues.
-        queue = broker.next_queue.get(name, 0) % topic.write_queues
-        broker.next_queue[name] = queue + 1
+        queue = broker.next_queues.take(name, topic.write_queues)
     elif queue >= (queues := send.queues_to_write(topic)):
         raise _no_such_queue(params, queues)
     if not topic.writable:
@@ -253,9 +251,9 @@ def append_frame(request: Request, params: ProduceRequest, send: SendContext = N
         params.common, passed = delay.others, encode_properties({delay.name: str(delay.value)})
     common = common_properties(params.common) + passed if params.common else passed
     appended = broker.store.append(topic, queue, send.batch(request, params, common))
+    acknowledge(request, params, send, queue, name, queue, appended)
     if not passed:
         request.source.repeated.keep(request, params, topic)
-    acknowledge(request, params, send, queue, name, queue, appended)
 
 
 def acknowledge(

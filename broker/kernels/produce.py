@@ -573,7 +573,7 @@ def _write_properties(
 
 
 @inlined
-def _write_record(
+def write_record(
     frame: np.ndarray,
     numbers: np.ndarray,
     texts: np.ndarray,
@@ -583,6 +583,7 @@ def _write_record(
     position: int,
     size: int,
 ) -> None:
+    """Write the record of a planned message of ``size`` bytes at ``log[position]``."""
     row = message * PLAN_WIDTH
     body_at = plan[row + P_BODY_AT]
     body_end = body_at + plan[row + P_BODY_BYTES]
@@ -638,7 +639,7 @@ def _write(
         # Each file must end with a blank record, as RocketMQ's do, so room for its head stays free.
         if position + size + _BLANK_ROOM > numbers[N_LIMIT]:
             return message, position
-        _write_record(frame, numbers, texts, plan, message, log, position, size)
+        write_record(frame, numbers, texts, plan, message, log, position, size)
         store_be64(physical_offsets, message * 8, numbers[N_BASE] + position)
         position += size
     return numbers[N_COUNT], position

@@ -41,6 +41,7 @@ from ..handlers.repeated_headers import RepeatedHeaders
 from ..requests.broker import Broker
 from ..requests.connected_client import ConnectedClient, ResponseQueue, encode_error
 from ..requests.request import DeferredRequests, KeptHeaders, Request
+from ..requests.short_sends import ENTER_AFTER
 from ..security.users import FRAME_BYTES_MAX as UNKNOWN_FRAME_BYTES_MAX
 from ..security.users import User, not_authenticated
 
@@ -100,9 +101,9 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     __slots__ = tuple(
         (
-            "arrived authenticate_by broker bytes_in close_by deferred ending frame_bytes frames_in half_since "
-            "handlers idle_since lingering memory number on_lost opened_ms parser peer reading reads reads_seen "
-            "repeated responses stops transport write_level write_since"
+            "arrived authenticate_by broker bytes_in close_by deferred ending enter_after frame_bytes frames_in "
+            "half_since handlers idle_since lingering memory number on_lost opened_ms parser peer reading reads "
+            "reads_seen repeated responses stops transport write_level write_since"
         ).split()
     )
 
@@ -125,6 +126,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.frame_bytes = 0
         """Size of the frame that is being handled, including its length field."""
         self.stops = 0
+        self.enter_after = ENTER_AFTER
+        """Number of reads that a kernel must have served in sequence before it reads this connection itself."""
         self.reading = True
         self.ending = False
         self.lingering = False
@@ -155,6 +158,46 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.parser.received(nbytes)
         if not self.stops:
             self._run()
+            if self.repeated.served > self.enter_after and not self.responses.unflushed:
+                self._enter_short_way()
+
+    # ---- the short way of PRODUCE: see ``requests.short_sends`` ----
+
+    def _enter_short_way(self) -> None:
+        """Let the kernel read this connection, if nothing is against it."""
+        short_sends = self.broker.short_sends
+        assert short_sends is not None, "it has served frames"
+        self.repeated.served = 0
+        if self.stops or self.ending or not self.reading or not self.parser.is_settled() or self.broker.tls is not None:
+            return
+        if short_sends.enter(self.repeated.place, self):
+            self.responses.leave_short_way = self._leave_short_way
+            self.reading = False
+            self.transport.pause_reading()
+
+    def _leave_short_way(self) -> None:
+        short_sends = self.broker.short_sends
+        assert short_sends is not None, "it has entered"
+        short_sends.leave(self.repeated.place, self)
+        self.left_short_way(b"")
+
+    def settle(self, since: float) -> None:
+        """Take over what the kernel has counted; leave the short way if answers have waited since before ``since``."""
+        short_sends = self.broker.short_sends
+        if short_sends is not None and self.responses.leave_short_way is not None:
+            short_sends.settle(self.repeated.place, self)
+            if short_sends.waits_since(self.repeated.place) < since:
+                self._leave_short_way()
+
+    def left_short_way(self, data: bytes) -> None:
+        """Read again, after these bytes, which arrived before."""
+        while data and not self.peer.lost and not self.lingering:
+            room = self.parser.writable()
+            size = min(len(data), len(room))
+            room[:size], data = data[:size], data[size:]
+            self.buffer_updated(size)
+        if not self.stops and not self.reading and not self.peer.lost:
+            self._read_on()
 
     def eof_received(self) -> bool:
         """Answer the client's outstanding requests, then close; the client sends nothing more."""
@@ -168,6 +211,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         # First, because the callbacks below must see that nothing can be sent any more.
         self.peer.lost = self.responses.closed = True
         self.stops |= STOP_ENDING
+        if self.responses.leave_short_way is not None:
+            self.responses.leave_short_way()
         self.deferred.connection_lost()
         self.broker.in_flight.bytes -= self.arrived
         self.arrived = 0
@@ -215,7 +260,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.broker.dispatch.sharing.turn(self, began)
         try:
             while not self.stops and (begin := parser.start) != parser.end:
-                if not (repeated.headers and repeated.handle(self, began)):
+                if repeated.headers and (served := repeated.handle(self, began)):
+                    frames += served
+                else:
                     frame = parser.next_frame()
                     if frame is None:
                         incomplete = True
@@ -225,7 +272,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                     self.handle(frame)
                     if self.stops & STOP_SUSPENDED:
                         self.parser.keep(frame)  # it is handled again later, so its body must not be overwritten
-                frames += 1
+                    frames += 1
                 handled_bytes += parser.start - begin
                 if parser.start == parser.end:
                     break  # without a look at the clock: most turns have a single frame
@@ -358,6 +405,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _after_flush(self) -> None:
         """Continue reading once half of the allowed bytes are flushed."""
+        if self.repeated.served > self.enter_after and not self.responses.unflushed:
+            self._enter_short_way()
         if self.stops & STOP_IN_FLIGHT:
             low = self.broker.limits.connection_in_flight_bytes_max // 2
             if self.responses.unflushed_bytes <= low:
@@ -370,6 +419,8 @@ class ClientConnection(asyncio.BufferedProtocol):
     def stop(self, reason: int) -> None:
         """Handle and read nothing more until ``reason`` is removed."""
         self.stops |= reason
+        if self.responses.leave_short_way is not None:
+            self.responses.leave_short_way()
         if self.reading:
             self.reading = False
             if not self.transport.is_closing():
@@ -438,6 +489,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         self.responses.closed = True
+        if self.responses.leave_short_way is not None:
+            self.responses.leave_short_way()
         self.transport.abort()
 
     def is_idle(self) -> bool:

@@ -9,6 +9,7 @@ import fcntl
 import heapq
 import ipaddress
 import logging
+import math
 import socket
 import termios
 import time
@@ -53,6 +54,7 @@ after this time."""
 def sweep(connection: ClientConnection, now: float) -> None:
     """Check all timeouts of one connection. ``now``: seconds of the loop's clock."""
     limits = connection.broker.limits
+    connection.settle(_flush_deadline(connection))
     if connection.reads != connection.reads_seen:
         connection.reads_seen = connection.reads
         connection.idle_since = now
@@ -104,10 +106,15 @@ def _has_unread(connection: ClientConnection) -> bool:
     return any(unread)
 
 
+def _flush_deadline(connection: ClientConnection) -> float:
+    """Return the monotonic time since which no message may have waited for its flush."""
+    return time.monotonic() - connection.broker.settings.flush.sync_timeout_ms / 1000
+
+
 def _sweep_unflushed(connection: ClientConnection) -> None:
     """Answer requests whose flush takes too long; their messages are written."""
     timeout_ms = connection.broker.settings.flush.sync_timeout_ms
-    since = time.monotonic() - timeout_ms / 1000
+    since = _flush_deadline(connection)
     # In the order of the requests, so the first one has waited longest.
     if connection.responses.unflushed[0][4] < since:
         connection.responses.flushed(
@@ -517,6 +524,7 @@ class Server:
 
 def _row(connection: ClientConnection) -> ConnectionInfo:
     broker, peer = connection.broker, connection.peer
+    connection.settle(-math.inf)
     is_idle = connection.reads == connection.reads_seen
     return ConnectionInfo(
         connection.number,

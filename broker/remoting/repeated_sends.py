@@ -49,11 +49,13 @@ class _Header:
 class RepeatedSends:
     """The kept headers of one connection; the one that was used last is the first."""
 
-    __slots__ = ("_broker", "_tries_left", "headers")
+    __slots__ = ("_broker", "_tries_left", "headers", "place", "served")
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._tries_left = TRIES_MAX
+        self.place = -1
+        self.served = 0
         self.headers: list[_Header] = []
         """Kept headers; if there is none, ``handle`` need not be called."""
 

@@ -28,9 +28,11 @@ from ..delivery.topic_changes import TopicChanges, TopicService
 from ..delivery.transactions.checks import TransactionalMessageCheckService
 from ..delivery.transactions.service import TransactionalMessageService
 from ..delivery.writer import RecordWriter
+from ..kernels import short_sends as short_sends_kernel
 from ..security.users import AccessTable
-from .counters import Counters
+from .counters import Counters, NextQueues
 from .dispatch import DispatchScheduler
+from .short_sends import ShortSends
 
 if TYPE_CHECKING:
     from ...protocol.commands import ConnectionInfo
@@ -157,8 +159,7 @@ class Broker:
         self.offset_mover = OffsetMover(store, self.groups, self.writer, settings.server.name)
         self.produce_frame_bytes_max = limits.produce_frame_bytes_max + FRAME_LENGTH_BYTES
         """Size of the largest PRODUCE frame, including its length field."""
-        self.next_queue: dict[str, int] = {}
-        """By topic: the queue, before the remainder is taken, of its next frame that names none."""
+        self.next_queues = NextQueues(short_sends_kernel.T_WIDTH)
         # These are set later, by the parts around the broker: server, gateway, replica set.
         self.users_changed: Callable[[ConnectedClient], None] = lambda peer: None
         """Callback that reloads the users at once, after the client ``peer`` changed them."""
@@ -174,6 +175,8 @@ class Broker:
         self.member: ReplicaMember | None = None
         """This broker's place in a replica set; None: it is on its own."""
         self.connections = 0
+        self.short_sends = ShortSends(self) if short_sends_kernel.AVAILABLE else None
+        """The short way of PRODUCE frames; None where there is none."""
 
     def _create_delivery(self) -> None:
         """Create what happens to messages beyond storing and reading them; each part uses some of those before it."""
@@ -278,9 +281,13 @@ class Broker:
     def _topic_deleted(self, topic: str) -> None:
         self.counters.forget_topic(topic)
         self.sequences.forget_topic(topic)
-        self.next_queue.pop(topic, None)
+        if self.short_sends is not None:
+            self.short_sends.retire_topic(topic)
+        self.next_queues.forget(topic)
         self.pops.topic_deleted(topic)
 
     def _access_changed(self) -> None:
+        if self.short_sends is not None:
+            self.short_sends.retire_all()
         self.holds.wake_all()
         self.pops.check_again()

@@ -202,8 +202,8 @@ class ResponseQueue:
 
     __slots__ = tuple(
         (
-            "_broker _encode_error _on_full _on_sent bytes_out closed flush_offset out out_bytes paused running "
-            "transport turn_began unflushed unflushed_bytes written"
+            "_broker _encode_error _on_full _on_sent bytes_out closed flush_offset leave_short_way out out_bytes "
+            "paused running transport turn_began unflushed unflushed_bytes written"
         ).split()
     )
 
@@ -235,6 +235,8 @@ class ResponseQueue:
         """True while the client does not read its responses: nothing more should be produced for it."""
         self.unflushed: deque[tuple[int, bytes, int, int, float]] = deque()
         self.unflushed_bytes = 0
+        self.leave_short_way: Callable[[], None] | None = None
+        """Called before anything is written while a kernel sends the answers of this connection (``short_sends``)."""
         self.flush_offset = 0
         """End offset of this turn's last message that must be flushed, or 0."""
 
@@ -249,6 +251,8 @@ class ResponseQueue:
 
     def write_out(self) -> None:
         """Give all collected responses to the transport."""
+        if self.leave_short_way is not None:
+            self.leave_short_way()
         out = self.out
         self.out = []
         self.out_bytes = 0
@@ -298,13 +302,15 @@ class ResponseQueue:
     def send_in_order(self, answer: bytes) -> None:
         """Send an encoded PRODUCE response after those that still wait for a flush."""
         if self.unflushed:
-            self._add_unflushed(0, answer, 0, 0, 0.0)
+            self.add_unflushed(0, answer, 0, 0, 0.0)
         elif self.running:
             self.out.append(answer)
         else:
             self.send(answer)
 
-    def _add_unflushed(self, end_offset: int, answer: bytes, request_id: int, frame_bytes: int, began: float) -> None:
+    def add_unflushed(self, end_offset: int, answer: bytes, request_id: int, frame_bytes: int, began: float) -> None:
+        """Let an encoded PRODUCE response wait behind those that wait already; see ``unflushed``. The caller sees to it
+        that ``flushed`` is called."""
         counted = frame_bytes + len(answer) + WAITING_ANSWER_BYTES
         self.unflushed.append((end_offset, answer, request_id, counted, began))
         self.unflushed_bytes += counted
@@ -322,7 +328,7 @@ class ResponseQueue:
 
         ``answer``: empty if the frame gets none.
         """
-        self._add_unflushed(end_offset, answer, request_id, frame_bytes, self.turn_began)
+        self.add_unflushed(end_offset, answer, request_id, frame_bytes, self.turn_began)
         self.flush_offset = end_offset
 
     def end_turn(self) -> None:

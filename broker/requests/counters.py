@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ...protocol.commands import COMMANDS, PRODUCE
+from ..int_table import IntTable
 from ..latency import Latencies
 
 
@@ -51,6 +52,44 @@ class Direction:
         for traffic in (self._gone, *self.by_topic.values()):
             total.add(traffic)
         return total
+
+
+class NextQueues:
+    """The queue of the next frame that names none, by topic: the broker takes the queues in turn.
+
+    ``table``: a row for each topic, in which ``kernels.short_sends`` counts too; its first column is the queue, before
+    the remainder is taken.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.table = IntTable(width)
+        self._places: dict[str, int] = {}
+
+    def place(self, topic: str) -> int:
+        """Return the place of the topic's row."""
+        place = self._places.get(topic)
+        if place is None:
+            place = self._places[topic] = self.table.take()
+        return place
+
+    def take(self, topic: str, queues: int) -> int:
+        """Return the next of the topic's ``queues`` queues."""
+        place, values = self.place(topic), self.table.values
+        # The remainder is taken for each frame, because the topic may get more queues.
+        queue = values[place] % queues
+        values[place] = queue + 1
+        return queue
+
+    def forget(self, topic: str) -> None:
+        """Forget a deleted topic."""
+        place = self._places.pop(topic, None)
+        if place is not None:
+            self.table.give_back(place)
+
+    def by_topic(self) -> dict[str, int]:
+        """Return the first column of each row, of topics that a queue was taken of."""
+        values = self.table.values
+        return {topic: values[place] for topic, place in self._places.items() if values[place]}
 
 
 @dataclass(eq=False, slots=True)

@@ -54,6 +54,10 @@ class ContentionTracker:
             self._changed = now
         self.last = whose
 
+    def alternated(self, now: float) -> None:
+        """Note that several connections were served in one turn."""
+        self._changed = now
+
     def forget(self, who: object) -> None:
         """Forget a closed connection."""
         if self.last is who:
@@ -116,6 +120,16 @@ class DispatchScheduler:
     def waits_for(self, topic: str, queue: int) -> bool:
         """Return whether a client waits for messages of a queue."""
         return (topic, queue) in self._pulled or topic in self.popped or topic in self.watched
+
+    def has_waiting(self) -> bool:
+        """Return whether a client waits for messages of any queue."""
+        return bool(self._pulled or self.popped or self.watched)
+
+    def appended_unawaited(self) -> None:
+        """Do what ``appended_to`` does for messages that no client waits for."""
+        self._flush_due = True
+        if not self._turn_due:
+            self.soon()
 
     def appended(self) -> None:
         """Wake the flush, and dispatch, at the end of this turn of the loop, after messages were appended.

@@ -190,7 +190,14 @@ RESPONSE_HEAD_BYTES_MAX = 4096
 
 
 class KeptHeaders(Protocol):
-    """The headers of a connection's PRODUCE and PULL frames that later frames may repeat."""
+    """The headers of a connection's PRODUCE and PULL frames that later frames may repeat.
+
+    ``place``: of the connection in ``ShortSends``; -1 if it has none. ``served``: number of reads in sequence with
+    nothing but frames that a kernel has served.
+    """
+
+    place: int
+    served: int
 
     def __init__(self, broker: Broker) -> None: ...
 
@@ -198,8 +205,8 @@ class KeptHeaders(Protocol):
     def headers(self) -> Sized:
         """Kept headers; if there is none, ``handle`` need not be called."""
 
-    def handle(self, connection: FrameSource, began: float) -> bool:
-        """Append and acknowledge the frame at the start of the connection's parser; return False if it did nothing."""
+    def handle(self, connection: FrameSource, began: float) -> int:
+        """Append and acknowledge frames at the start of the connection's parser; return their number."""
 
     def clear(self) -> None:
         """Forget all headers; the connection is closed."""

@@ -332,6 +332,17 @@ class MessageStore:
             self.append_offsets.advance(topic, queue_id, queue_offset + frame[3])
         return appended
 
+    def append_made(self, size: int, store_ms: int) -> bool:
+        """Append the records that a kernel has made in the log's buffer; return False if nothing was written.
+
+        They fit into the current file and its allocated blocks.
+        """
+        try:
+            return self.commitlog.append_made(size, store_ms)
+        except StoreFailed as failure:
+            self._stop_writing(failure)
+            return False
+
     def append_records(self, records: Sequence[Record]) -> int:
         """Append records that the broker itself makes (retried, delivered, committed …), each to its topic and queue.
 

@@ -12,6 +12,7 @@ import numpy as np
 from ...protocol.storage.javahash import java_hash
 from ...protocol.storage.layout import PRE_BLANK_SIZE, RECORD_BYTES_MIN, UNIT, UNIT_BYTES
 from ...protocol.store_files import OFFSET_NAME, QUEUE_NAME, file_name
+from ..int_table import IntTable
 from ..kernels.dispatch import (
     KIND_ORDINARY,
     KIND_SCHEDULE,
@@ -635,16 +636,22 @@ class AppendOffsets:
     """Queue offset of each queue's next message. RocketMQ: topicQueueTable. Belongs to the appending thread.
 
     ``stored_end``: returns the offset that follows a queue's units, for a queue that nothing was appended to yet.
+    The offsets are in a table, which a kernel counts in too; a topic's queues have rows in sequence, with -1 for a
+    queue that nothing was appended to since the store was opened.
     """
 
     def __init__(self, stored_end: Callable[[str, int], int]) -> None:
         self._stored_end = stored_end
-        self._by_topic: dict[str, dict[int, int]] = {}
+        self.table = IntTable(1)
+        self._topics: dict[str, tuple[int, int]] = {}
+        """Place of queue 0, and number of rows, of each topic."""
+        self.on_move: Callable[[str], None] = lambda topic: None
+        """Called with a topic whose rows have moved."""
 
     def known(self, topic: str, queue_id: int) -> int:
         """Return the offset of a queue that messages were appended to since the store was opened; -1 for another."""
-        queues = self._by_topic.get(topic)
-        return -1 if queues is None else queues.get(queue_id, -1)
+        first, queues = self._topics.get(topic, (0, 0))
+        return self.table.values[first + queue_id] if queue_id < queues else -1
 
     def next_offset(self, topic: str, queue_id: int) -> int:
         """Return the queue offset of the queue's next message."""
@@ -653,15 +660,29 @@ class AppendOffsets:
 
     def advance(self, topic: str, queue_id: int, queue_offset: int) -> None:
         """Set the queue offset of the queue's next message after an append."""
-        queues = self._by_topic.get(topic)
-        if queues is None:
-            queues = self._by_topic[topic] = {}
-        queues[queue_id] = queue_offset
+        first = self.place(topic, queue_id + 1)  # it may replace the table's values
+        self.table.values[first + queue_id] = queue_offset
+
+    def place(self, topic: str, queues: int) -> int:
+        """Return the place of the topic's queue 0, with rows for at least ``queues`` queues after it."""
+        first, rows = self._topics.get(topic, (0, 0))
+        if queues > rows:
+            before = first, rows
+            rows = max(queues, 2 * rows)
+            first = self.table.take(rows)
+            self.table.array[first : first + rows] = -1
+            self.table.array[first : first + before[1]] = self.table.array[before[0] : before[0] + before[1]]
+            self.table.give_back(*before)
+            self._topics[topic] = first, rows
+            self.on_move(topic)
+        return first
 
     def forget(self) -> None:
         """Take every queue's next offset from its units again."""
-        self._by_topic.clear()
+        self.table.array.fill(-1)
 
     def of_topic(self, topic: str) -> Mapping[int, int]:
         """Return the offsets of the topic's queues that messages were appended to, by queue."""
-        return self._by_topic.get(topic, {})
+        first, rows = self._topics.get(topic, (0, 0))
+        offsets = self.table.values[first : first + rows]
+        return {queue: offset for queue, offset in enumerate(offsets) if offset >= 0}

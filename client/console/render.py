@@ -56,7 +56,7 @@ def environment() -> Environment:
 
 
 @dataclass(frozen=True, slots=True)
-class TableColumn:
+class PageColumn:
     """One column of a table. ``show``: function that returns the text of a value; ``css``: class of its cells."""
 
     name: str
@@ -65,7 +65,7 @@ class TableColumn:
     css: str = ""
 
 
-def columns_of(cls: type[Any], names: str, **others: str | Display) -> tuple[TableColumn, ...]:
+def columns_of(cls: type[Any], names: str, **others: str | Display) -> tuple[PageColumn, ...]:
     """Return columns of a row class. ``names``: of its columns and properties, separated by spaces; ``others``:
     headings that differ from what the row declares, and how cells are shown that the row does not declare."""
     declared = [name for name in names.split() if not isinstance(others.get(name), Display)]
@@ -77,7 +77,7 @@ def columns_of(cls: type[Any], names: str, **others: str | Display) -> tuple[Tab
         show, css = _SHOWN[display.kind]
         heading = other if isinstance(other, str) else display.heading[0].upper() + display.heading[1:]
         is_long = display.fold and display.kind is ValueKind.TEXT
-        found.append(TableColumn(name, heading, show, "preview" if is_long else css))
+        found.append(PageColumn(name, heading, show, "preview" if is_long else css))
     return tuple(found)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from flintmq.client import Admin, Consumer, GroupConsumer, GroupNotExist, GroupRunning, OffsetOutOfRange, Producer
-from flintmq.client.cli.failures import EXIT_ERROR
+from flintmq.client.cli.failures import EXIT_ERROR, EXIT_OK
 from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, INVOKE_BROKER_TO_RESET_OFFSET, UPDATE_CONSUMER_OFFSET
 from flintmq.protocol.display import iso
 from flintmq.protocol.errors import CommitIllegal
-from tests.cli_tools import Cli
+from tests.cli_tools import Cli, Terminal
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
 from tests.group_tools import RawMember, joined, until
 from tests.integration.test_cli_transcripts import documented
@@ -57,6 +58,15 @@ class TestStatus:
             until(read_a_retry)
             (listed,) = cli.run("group", "list", consumer.group, "-o", "json").rows
             assert listed["topics"] == [filled]
+
+    @pytest.mark.parametrize("columns", [80, 200])
+    def test_the_screen_fits_its_terminal(self, cli: Cli, member: RawMember, filled: str, columns: int) -> None:
+        terminal = Terminal(cli, ["group", "status", member.group], columns)
+        assert terminal.finish() == EXIT_OK
+        text = re.sub(r"\x1b\[[0-9;]*m", "", terminal.text)
+        assert max(map(len, text.splitlines())) <= columns
+        assert re.search(r"^TOPIC .* READY ", text, re.MULTILINE), "the queues are a table"
+        assert ("FIRST" in terminal.text) == (columns == 200)
 
 
 class TestList:

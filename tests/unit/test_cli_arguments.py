@@ -225,6 +225,14 @@ class TestContexts:
         with pytest.raises(ConfigurationError, match=rf"contexts\.toml: context 'prod'.*{said}"):
             Contexts.load()
 
+    def test_a_removed_context_is_no_longer_in_use(self, home: Path) -> None:
+        contexts = Contexts.load()
+        contexts.add("prod", "a:1")
+        contexts.current = "prod"
+        contexts.remove("prod")
+        contexts.save()
+        assert Contexts.load() == Contexts(contexts_path())
+
     @pytest.mark.parametrize("name", ["", "a b", "a.b", 'x"', "é", "x" * 65])
     def test_an_invalid_name_is_refused(self, home: Path, name: str) -> None:
         with pytest.raises(ConfigurationError, match="is not a valid context name"):

@@ -1,8 +1,9 @@
-"""Timed messages: due in their second in any order, even after restarts and retention; and refused times."""
+"""Timed messages: due in their second, even after restarts and retention; recalls; and RocketMQ at the same store."""
 
 from __future__ import annotations
 
 import random
+import struct
 import time
 from collections import Counter
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from flintmq.broker.background.services import CleanCommitLogService, Disk, Verdict
 from flintmq.broker.config import RetentionSection
+from flintmq.broker.delivery.scheduled.worker import delayed_counts
 from flintmq.broker.store.timers import FILES_A_ROUND, HOUR_SECONDS
 from flintmq.broker.tools.plan_clean import plan_clean
 from flintmq.protocol.errors import ServiceNotAvailable
@@ -344,3 +346,244 @@ def test_messages_for_many_hours_are_put_on_disk_together(delayed: DelayedStore)
     assert len(list(folder.glob("[0-9]*"))) == len(hours)
     delayed.run(START_MS + 40 * DAY_MS)
     assert delayed.bodies("t") == [b"%d" % hour for hour in hours]
+
+
+# ---- Timed messages of a store that RocketMQ opens next, or has opened meanwhile
+
+
+def test_a_clean_stop_leaves_rocketmq_the_waiting_messages_only(tmp_path: Path) -> None:
+    delayed = DelayedStore(tmp_path / "store")
+    delayed.send("t", [b"a", b"b"], TIMER_DELIVER_MS=START_MS + 1_000)
+    delayed.send("t", [b"c", b"d"], TIMER_DELIVER_MS=START_MS + DAY_MS)
+    delayed.send("t", [b"e"], TIMER_DELIVER_MS=START_MS + 3 * DAY_MS)
+    delayed.send("t", [b"f"], TIMER_DELIVER_MS=START_MS + 2_000)
+    delayed.send("t", [b"g"], TIMER_DELIVER_MS=START_MS + DAY_MS - 1)
+    delayed.send("t", [b"h"], TIMER_DELIVER_MS=START_MS + 2_000)
+    (tmp_path / "store" / "timerwheel").write_bytes(b"another's")
+    (tmp_path / "store" / "timerlog").mkdir()
+    (tmp_path / "store" / "timerlog" / f"{MIB:020d}").write_bytes(b"another's".ljust(MIB, b"\0"))
+    delayed.run(START_MS + 5_000)
+    waiting = {record.body: record for record in delayed.records(TIMER_TOPIC)}
+    delayed.stop()
+
+    read_ms, flushed, *offsets = struct.unpack_from(
+        ">qqqq", (tmp_path / "store" / "config" / "timercheck").read_bytes()
+    )
+    assert (read_ms, flushed, offsets) == (START_MS + 4_000, 0, [8, 8])
+    assert not (tmp_path / "store" / "timerwheel").exists()
+    (log,) = (tmp_path / "store" / "timerlog").iterdir()
+    blob = log.read_bytes()
+    assert (log.name, len(blob)) == (f"{0:020d}", MIB)
+    units = [struct.unpack_from(">iqiqiqiiq", blob, 52 * number) for number in range(6)]
+    assert units[5] == (0,) * 9
+    # A message that is due later than that waits in steps of two days.
+    day, three_days = START_MS + DAY_MS - 1000, START_MS + 4_000 + 2 * DAY_MS
+    for unit, body, slot_ms, magic, previous in zip(
+        units,
+        (b"c", b"d", b"e", b"g", b"h"),
+        (day, day, three_days, day, START_MS + 4_000 - HOUR_MS),
+        (1, 1, 3, 1, 1),
+        (-1, 0, -1, 52, -1),
+        strict=False,
+    ):
+        assert unit[:3] == (52, previous, magic), body
+        assert unit[3] + unit[4] == slot_ms, body
+        assert unit[5] == waiting[body].physical_offset, body
+
+
+def test_rocketmq_continues_at_the_first_of_only_waiting_messages(tmp_path: Path) -> None:
+    delayed = DelayedStore(tmp_path / "store")
+    delayed.send("t", [b"a", b"b"], TIMER_DELIVER_MS=START_MS + 1_000)
+    delayed.send("t", [b"c", b"d"], TIMER_DELIVER_MS=START_MS + DAY_MS)
+    delayed.run(START_MS + 5_000)
+    delayed.stop()
+    check = tmp_path / "store" / "config" / "timercheck"
+    assert struct.unpack_from(">qqqq", check.read_bytes())[2:] == (2, 2)
+    assert not (tmp_path / "store" / "timerlog").exists()
+    delayed.open()
+    delayed.run(START_MS + 2 * DAY_MS)
+    delayed.stop()
+    assert struct.unpack_from(">qqqq", check.read_bytes())[2:] == (4, 4)
+
+
+def test_a_stop_with_a_damaged_index_leaves_rocketmq_the_known_state(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    delayed = DelayedStore(tmp_path / "store")
+    delayed.send("t", [b"a"], TIMER_DELIVER_MS=START_MS + 1_000)
+    delayed.send("t", [b"b"], TIMER_DELIVER_MS=START_MS + DAY_MS)
+    delayed.send("t", [b"c"], TIMER_DELIVER_MS=START_MS + 1_000)
+    delayed.run(START_MS + 5_000)
+    delayed.restart()
+    delayed.run()
+    (rows,) = (
+        path
+        for path in (tmp_path / "store" / "flintmq" / "timers").iterdir()
+        if path.name.isdigit() and int(path.name) > START_MS // 1000 + 3600
+    )
+    overwrite(rows, 0, b"\xff")
+    delayed.stop()
+    assert "may repeat timed messages" in caplog.text
+    check = tmp_path / "store" / "config" / "timercheck"
+    assert struct.unpack_from(">qqqq", check.read_bytes())[2:] == (1, 1)
+
+
+def test_messages_delivered_by_rocketmq_meanwhile_are_not_delivered_again(tmp_path: Path) -> None:
+    delayed = DelayedStore(tmp_path / "store")
+    delayed.send("t", [b"by the first"], TIMER_DELIVER_MS=START_MS + 1_000)
+    delayed.send("t", [b"by RocketMQ"], TIMER_DELIVER_MS=START_MS + 20_000)
+    delayed.send("t", [b"an hour"], TIMER_DELIVER_MS=START_MS + HOUR_MS)
+    delayed.run(START_MS + 5_000)
+    delayed.send("t", [b"sent there, and read"], TIMER_DELIVER_MS=START_MS + 21_000)
+    delayed.send("t", [b"sent there, and not read"], TIMER_DELIVER_MS=START_MS + 21_000)
+    delayed.dispatch()
+    delayed.stop()
+    check = tmp_path / "store" / "config" / "timercheck"
+    check.write_bytes(struct.pack(">qqqq", START_MS + 60_000, 0, 4, 4).ljust(4096, b"\0"))
+    delayed.open()
+    delayed.run(START_MS + 70_000)
+    assert delayed.bodies("t") == [b"by the first", b"sent there, and not read"]
+    delayed.restart()
+    delayed.run(START_MS + HOUR_MS)
+    assert delayed.bodies("t") == [b"by the first", b"sent there, and not read", b"an hour"]
+    delayed.stop()
+
+
+# ---- Recalls of timed messages: a recalled message never comes, all others do
+
+DUE_MS = START_MS + 5_000
+
+
+def test_a_recalled_message_never_comes_and_its_neighbours_do(delayed: DelayedStore) -> None:
+    for name in ("a", "b", "c"):
+        delayed.send("t", [name.encode()], TIMER_DELIVER_MS=DUE_MS, UNIQ_KEY=name)
+    delayed.send("u", [b"b of u"], TIMER_DELIVER_MS=DUE_MS, UNIQ_KEY="b")
+    delayed.send("t", [b"later b"], TIMER_DELIVER_MS=DUE_MS + 1_000, UNIQ_KEY="b")
+    delayed.send("t", [b"no key"], TIMER_DELIVER_MS=DUE_MS)
+    delayed.recall("t", "b", DUE_MS)
+    delayed.run(DUE_MS + DAY_MS)
+    assert sorted(delayed.bodies("t")) == [b"a", b"c", b"later b", b"no key"]
+    assert delayed.bodies("u") == [b"b of u"]
+    assert delayed.bodies(PARKED_TOPIC) == []
+    assert (delayed.delays.deliverer.parked, delayed.delays.deliverer.unreadable) == (0, 0)
+
+
+def test_a_recall_that_comes_before_its_message_and_one_of_none_are_delivered_to_nobody(delayed: DelayedStore) -> None:
+    delayed.recall("t", "a", DUE_MS)
+    delayed.recall("t", "nobody", DUE_MS)
+    delayed.send("t", [b"a"], TIMER_DELIVER_MS=DUE_MS, UNIQ_KEY="a")
+    delayed.run(DUE_MS)
+    assert delayed.bodies("t") == delayed.bodies(PARKED_TOPIC) == []
+
+
+def test_a_second_with_more_messages_than_a_step_leaves_out_all_that_are_recalled(delayed: DelayedStore) -> None:
+    for number in range(2_500):
+        delayed.send("t", [b"%d" % number], TIMER_DELIVER_MS=DUE_MS, UNIQ_KEY=f"{number}")
+    for number in range(0, 2_500, 2):
+        delayed.recall("t", f"{number}", DUE_MS)
+    delayed.run(DUE_MS)
+    assert delayed.bodies("t") == [b"%d" % number for number in range(1, 2_500, 2)]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_no_message_is_delivered_before_the_index_has_what_was_in_the_log_when_its_second_began(
+    delayed: DelayedStore, restarted: bool
+) -> None:
+    delayed.send("t", [b"a"], TIMER_DELIVER_MS=DUE_MS, UNIQ_KEY="a")
+    delayed.run(DUE_MS - 1_000)
+    if restarted:
+        delayed.restart()
+    delayed.recall("t", "a", DUE_MS)
+    delayed.now_ms = DUE_MS
+    assert not delayed.step(), "the recall is not dispatched yet"
+    assert delayed.delays.timers.next_due_ms() == 0, "nothing else may wake the worker"
+    delayed.run()
+    assert delayed.bodies("t") == []
+
+
+@pytest.mark.parametrize("index", ["kept", "lost"])
+def test_a_recall_holds_after_restarts_and_crashes(delayed: DelayedStore, index: str) -> None:
+    for name in ("a", "b", "c"):
+        delayed.send("t", [name.encode()], TIMER_DELIVER_MS=DUE_MS + HOUR_MS, UNIQ_KEY=name)
+    delayed.run()
+    delayed.recall("t", "a", DUE_MS + HOUR_MS)
+    delayed.run()
+    delayed.restart()
+    delayed.recall("t", "b", DUE_MS + HOUR_MS)
+    delayed.dispatch()
+    delayed.store.flush()
+    delayed.store.close()  # without the progress, as after a crash
+    delayed.loop.close()
+    if index == "lost":
+        (delayed.path / "flintmq" / "timers" / "cursor.json").unlink()
+        (delayed.path / "flintmq" / "timers" / "cursor.json.bak").unlink(missing_ok=True)
+    delayed.open()
+    delayed.run(DUE_MS + 2 * HOUR_MS)
+    assert delayed.bodies("t") == [b"c"]
+    delayed.restart()
+    delayed.run(DUE_MS + 3 * HOUR_MS)
+    assert delayed.bodies("t") == [b"c"]
+
+
+def test_a_recall_holds_if_its_message_is_appended_again_for_retention(delayed: DelayedStore) -> None:
+    delayed.send("t", [b"a"], TIMER_DELIVER_MS=START_MS + DAY_MS, UNIQ_KEY="a")
+    delayed.send("t", [b"b"], TIMER_DELIVER_MS=START_MS + DAY_MS, UNIQ_KEY="b")
+    delayed.run()
+    delayed.recall("t", "a", START_MS + DAY_MS)
+    below = delayed.store.write_offset
+    delayed.run()
+    delayed.delays.roll_below(below)
+    delayed.run()
+    assert delayed.delays.oldest_timed() is None or delayed.delays.timers.state.records == 3
+    delayed.restart()
+    delayed.run()
+    assert (delayed.delays.timers.state.pending, delayed.delays.timers.state.records) == (2, 3)
+    delayed.run(START_MS + DAY_MS)
+    assert delayed.bodies("t") == [b"b"]
+
+
+def test_a_recalled_message_counts_as_waiting_until_its_time_and_its_recall_never(delayed: DelayedStore) -> None:
+    delayed.send("t", [b"a"], TIMER_DELIVER_MS=DUE_MS, UNIQ_KEY="a")
+    delayed.recall("t", "a", DUE_MS)
+    delayed.recall("t", "nobody", DUE_MS + HOUR_MS)
+    delayed.run()
+    counts = delayed_counts(delayed.delays, hot=True)
+    assert (counts.timed, [row[1] for row in counts.by_hour], delayed.delays.pending_of("t")) == (1, [1], 1)
+    delayed.run(DUE_MS + 2 * HOUR_MS)
+    counts = delayed_counts(delayed.delays, hot=True)
+    assert (counts.timed, delayed.delays.pending_of("t"), delayed.delays.timers.state.records) == (0, 0, 0)
+    assert delayed.delays.timers.figures.delivered == 0
+
+
+def test_the_recall_that_rocketmq_wrote_is_obeyed(delayed: DelayedStore) -> None:
+    out_ms = DUE_MS - 1_000
+    properties = {
+        "UNIQ_KEY": "a",
+        "TIMER_DELIVER_MS": str(out_ms + 1),
+        "TIMER_DEL_UNIQKEY": "t+a",
+        "TRACE_CONTEXT": "",
+        "REAL_TOPIC": "t",
+        "TIMER_OUT_MS": str(out_ms),
+        "TAGS": "_RECALL_TAG_",
+        "REAL_QID": "0",
+    }
+    recall = Record(TIMER_TOPIC.encode(), b"0", encode_properties(properties), born_host=BORN_HOST, store_host=HOST)
+    delayed.send("t", [b"a"], TIMER_DELIVER_MS=DUE_MS, UNIQ_KEY="a")
+    delayed.append([recall])
+    delayed.run(DUE_MS)
+    assert delayed.bodies("t") == []
+
+
+def test_rocketmq_gets_the_recalls_of_the_messages_that_wait_at_a_clean_stop(tmp_path: Path) -> None:
+    delayed = DelayedStore(tmp_path / "store")
+    delayed.send("t", [b"first"], TIMER_DELIVER_MS=START_MS + DAY_MS, UNIQ_KEY="first")
+    delayed.send("t", [b"gone"], TIMER_DELIVER_MS=START_MS + 1_000)
+    delayed.recall("t", "first", START_MS + DAY_MS)
+    delayed.run(START_MS + 5_000)
+    recall = delayed.records(TIMER_TOPIC)[2]
+    delayed.stop()
+    (log,) = (tmp_path / "store" / "timerlog").iterdir()
+    units = [struct.unpack_from(">iqiqiqiiq", log.read_bytes(), 52 * number) for number in range(3)]
+    assert [unit[2] for unit in units] == [1, 1 | 4, 1]
+    assert units[1][5:7] == (recall.physical_offset, len(recall.encode()))
+    assert units[1][1] == 0, "in the slot of its message"

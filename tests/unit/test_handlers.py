@@ -166,7 +166,7 @@ async def test_produce_appends_to_one_queue_after_the_other(broker: Broker) -> N
         answer = decode_fields(commands.ProduceAnswer, answered.fields)
         assert answer.queue == queue
     assert broker.counters.produced.of("orders").messages == 6
-    assert broker.next_queue == {"orders": 1}
+    assert broker.next_queues.by_topic() == {"orders": 1}
 
 
 async def test_produce_is_refused_while_too_many_bytes_are_in_flight(broker: Broker) -> None:

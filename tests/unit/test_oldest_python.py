@@ -41,13 +41,15 @@ def sources() -> list[Path]:
 
 def unconditional(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes below ``node`` but those that are tried, or depend on Python's version or the system."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Try):
-            continue
-        if isinstance(child, ast.If | ast.IfExp) and "sys." in ast.unparse(child.test):
-            continue
-        yield child
-        yield from unconditional(child)
+    parents = [node]
+    while parents:
+        for child in ast.iter_child_nodes(parents.pop()):
+            if isinstance(child, ast.Try):
+                continue
+            if isinstance(child, ast.If | ast.IfExp) and "sys." in ast.unparse(child.test):
+                continue
+            yield child
+            parents.append(child)
 
 
 def missing_names(text: str) -> set[str]:
@@ -82,6 +84,8 @@ def is_there(module: str, name: str) -> bool:
 
 def later_keywords(text: str) -> set[str]:
     """Return the calls in a source text that pass a parameter of ``LATER_KEYWORDS``."""
+    if not any(name in text for name in LATER_KEYWORDS):
+        return set()
     return {
         f"{name}({keyword.arg}=)"
         for node in ast.walk(ast.parse(text))

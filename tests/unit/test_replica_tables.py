@@ -1,8 +1,9 @@
-"""The tables that a primary sends: a follower that takes them over has whole changes, or none of them."""
+"""The tables that a primary sends, which a follower takes whole or not at all; a member's files on a full disk."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from flintmq.broker.replication.core.messages import Welcome
 from flintmq.broker.replication.member.links import AcceptedLinks, TableSender
+from flintmq.broker.replication.member.replica_member import write_when_room
 from flintmq.broker.replication.member.tables import TopicsTable
 from flintmq.broker.store import MessageStore
 from flintmq.protocol.commands import Command, ReplicateTableRequest
@@ -122,3 +124,35 @@ async def test_the_sender_stops_in_any_turn_after_a_change(tmp_path: Path, turns
     async with asyncio.timeout(TIMEOUT_S):
         await sender.stop()
     store.close()
+
+
+# ---- A member's small files on a full disk
+
+
+class FullDisk:
+    """A disk that refuses some writes with an error number."""
+
+    def __init__(self, *refusals: int) -> None:
+        self._refusals = list(refusals)
+        self.written = 0
+
+    def write(self) -> None:
+        if self._refusals:
+            raise OSError(self._refusals.pop(), "refused")
+        self.written += 1
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+async def test_a_follower_writes_as_soon_as_there_is_room(number: int) -> None:
+    disk = FullDisk(number, number)
+    await write_when_room(disk.write, lambda: True, pause_s=0)
+    assert disk.written == 1
+
+
+@pytest.mark.parametrize(("number", "waits"), [(errno.EIO, True), (errno.ENOSPC, False)])
+async def test_another_error_and_a_member_that_must_not_wait_fail_at_once(number: int, waits: bool) -> None:
+    disk = FullDisk(number)
+    with pytest.raises(OSError, match="refused") as raised:
+        await write_when_room(disk.write, lambda: waits, pause_s=0)
+    assert raised.value.errno == number
+    assert disk.written == 0

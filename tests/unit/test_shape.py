@@ -11,6 +11,7 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from heapq import nlargest
 from pathlib import Path
@@ -27,56 +28,82 @@ ONE_MEANING = {"CorruptLog"}
 """Names that two packages define with the same meaning, because neither may import the other."""
 
 
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function or method: file and line where it begins and its name, and its figures."""
+
+    place: str
+    lines: int
+    parameters: int
+    docstring: str
+    is_kernel: bool
+    """Whether Numba compiles it: arrays of different types cannot travel in one parameter, and a loop that is divided
+    into calls passes its state through memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Public:
+    """A public class, function, method or constant of a module."""
+
+    name: str
+    is_class: bool
+    is_decorated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """What the tests need of a file: its syntax tree has a hundred times as many objects."""
+
+    text: str
+    functions: list[Function]
+    public: list[Public]
+
+
 @cache
-def parsed(folders: tuple[str, ...]) -> dict[str, tuple[str, ast.Module]]:
-    """Return text and syntax tree of each Python file in ``folders``, by its path within the project."""
-    files = {}
-    for folder in folders:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            text = path.read_text(encoding="utf-8")
-            files[str(path.relative_to(ROOT))] = text, ast.parse(text)
+def module(path: Path) -> Module:
+    """Parse a Python file."""
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    name = path.relative_to(ROOT)
+    found = [
+        Function(
+            f"{name}:{node.lineno}: {node.name}",
+            (node.end_lineno or 0) - node.lineno + 1,
+            parameters(node),
+            ast.get_docstring(node) or "",
+            any(ast.unparse(each).split("(")[0] in {"inlined", "kernel"} for each in node.decorator_list),
+        )
+        for node in ast.walk(tree)
+        if isinstance(node, FUNCTIONS)
+    ]
+    return Module(text, found, list(public_definitions(tree)))
+
+
+def parsed(folders: tuple[str, ...]) -> dict[str, Module]:
+    """Return each Python file in ``folders`` by its path within the project."""
+    paths = (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
+    files = {str(path.relative_to(ROOT)): module(path) for path in paths}
     assert files
     return files
 
 
-def functions(folders: tuple[str, ...]) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Yield each function and method in ``folders`` with the file and line where it begins."""
-    for path, (_, tree) in parsed(folders).items():
-        for node in ast.walk(tree):
-            if isinstance(node, FUNCTIONS):
-                yield f"{path}:{node.lineno}: {node.name}", node
+def functions(folders: tuple[str, ...]) -> Iterator[Function]:
+    """Yield each function and method in ``folders``."""
+    for each in parsed(folders).values():
+        yield from each.functions
 
 
-def public_definitions(path: str) -> Iterator[tuple[str, ast.AST]]:
-    """Yield name and node of each public class, function, method and constant of one module."""
-    for node in parsed(PRODUCT)[path][1].body:
+def public_definitions(tree: ast.Module) -> Iterator[Public]:
+    """Yield each public class, function, method and constant of one module."""
+    for node in tree.body:
         if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
             if not node.name.startswith("_"):
-                yield node.name, node
+                is_class = isinstance(node, ast.ClassDef)
+                yield Public(node.name, is_class, not is_class and bool(node.decorator_list))
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 if isinstance(target, ast.Name) and not target.id.startswith("_"):
-                    yield target.id, node
-
-
-def is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Return whether Numba compiles the function: arrays of different types cannot travel in one parameter, and a
-    loop that is divided into calls passes its state through memory."""
-    return any(ast.unparse(each).split("(")[0] in {"inlined", "kernel"} for each in node.decorator_list)
-
-
-def test_files_are_short() -> None:
-    assert not [path for path, (text, _) in parsed(ALL).items() if text.count("\n") > FILE_LINES_MAX]
-
-
-def test_functions_are_short() -> None:
-    long = [place for place, node in functions(ALL) if length(node) > FUNCTION_LINES_MAX and not is_kernel(node)]
-    assert not long, "\n".join(long)
-
-
-def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Return the number of lines of ``node``."""
-    return (node.end_lineno or 0) - node.lineno + 1
+                    yield Public(target.id, False, False)
 
 
 def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -85,18 +112,27 @@ def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return len(names) - (names[:1] in (["self"], ["cls"]))
 
 
+def test_files_are_short() -> None:
+    assert not [path for path, each in parsed(ALL).items() if each.text.count("\n") > FILE_LINES_MAX]
+
+
+def test_functions_are_short() -> None:
+    long = [each.place for each in functions(ALL) if each.lines > FUNCTION_LINES_MAX and not each.is_kernel]
+    assert not long, "\n".join(long)
+
+
 def test_no_docstring_only_points_elsewhere() -> None:
     pointers = [
-        f"{place}: {text}"
-        for place, node in functions(PRODUCT)
-        if re.fullmatch(r"See [^\n]{1,80}", text := ast.get_docstring(node) or "")
+        f"{each.place}: {each.docstring}"
+        for each in functions(PRODUCT)
+        if re.fullmatch(r"See [^\n]{1,80}", each.docstring)
     ]
     assert not pointers, "\n".join(pointers)
 
 
 def test_the_formatter_decides_every_line() -> None:
     marks = re.compile(r"#\s*fmt:\s*(?:skip|off|on)")
-    assert not [path for path, (text, _) in parsed(ALL).items() if marks.search(text)]
+    assert not [path for path, each in parsed(ALL).items() if marks.search(each.text)]
 
 
 def test_every_ignored_type_error_has_a_reason() -> None:
@@ -104,8 +140,8 @@ def test_every_ignored_type_error_has_a_reason() -> None:
     bare = re.compile(r"#\s*type:\s*ignore(?:\[[^\]]*\])?\s*$")
     found = [
         f"{path}:{number}"
-        for path, (text, _) in parsed(ALL).items()
-        for number, line in enumerate(text.splitlines(), 1)
+        for path, each in parsed(ALL).items()
+        for number, line in enumerate(each.text.splitlines(), 1)
         if bare.search(line)
     ]
     assert not found, "\n".join(found)
@@ -113,10 +149,10 @@ def test_every_ignored_type_error_has_a_reason() -> None:
 
 def test_a_public_class_name_has_one_meaning() -> None:
     places = defaultdict(list)
-    for path in parsed(PRODUCT):
-        for name, node in public_definitions(path):
-            if isinstance(node, ast.ClassDef):
-                places[name].append(path)
+    for path, each in parsed(PRODUCT).items():
+        for public in each.public:
+            if public.is_class:
+                places[public.name].append(path)
     twice = {
         name: paths
         for name, paths in places.items()
@@ -134,27 +170,27 @@ def is_pair(paths: list[str]) -> bool:
 def test_every_public_name_is_used() -> None:
     """A name counts as used if the product, a script or a document mentions it beside its definition."""
     words: Counter[str] = Counter()
-    for text, _ in parsed((*PRODUCT, "scripts")).values():
-        words.update(re.findall(r"\w+", text))
+    for each in parsed((*PRODUCT, "scripts")).values():
+        words.update(re.findall(r"\w+", each.text))
     for document in [ROOT / "pyproject.toml", *ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")]:
         words.update(re.findall(r"\w+", document.read_text(encoding="utf-8")))
     unused = [
-        f"{path}: {name}"
-        for path in parsed(PRODUCT)
-        for name, node in public_definitions(path)
-        if words[name] < 2 and not (isinstance(node, FUNCTIONS) and node.decorator_list)
+        f"{path}: {public.name}"
+        for path, each in parsed(PRODUCT).items()
+        for public in each.public
+        if words[public.name] < 2 and not public.is_decorated
     ]
     assert not unused, "\n".join(unused)
 
 
 def report() -> None:
     """Print the ten longest files and functions, and the ten functions with the most parameters."""
-    lines = ((text.count("\n"), path) for path, (text, _) in parsed(ALL).items())
-    measured = [(length(node), parameters(node), place) for place, node in functions(PRODUCT) if not is_kernel(node)]
+    lines = ((each.text.count("\n"), path) for path, each in parsed(ALL).items())
+    measured = [each for each in functions(PRODUCT) if not each.is_kernel]
     for title, rows in (
         ("lines of a file", lines),
-        ("lines of a function", ((lines, place) for lines, _, place in measured)),
-        ("parameters of a function", ((count, place) for _, count, place in measured)),
+        ("lines of a function", ((each.lines, each.place) for each in measured)),
+        ("parameters of a function", ((each.parameters, each.place) for each in measured)),
     ):
         sys.stdout.write(f"{title}\n")
         for number, place in nlargest(10, rows):

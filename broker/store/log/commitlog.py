@@ -202,6 +202,22 @@ class CommitLog:
         self.write_offset = end_offset = writer.finish()
         return Appended(queue_offset, store_ms, self._offsets_blob[: 8 * count], end_offset)
 
+    def append_made(self, size: int, store_ms: int) -> bool:
+        """Append ``size`` bytes of records that a kernel made at the start of the writer's buffer, for the current end.
+
+        Returns False, and writes nothing, if the disk is full. Raises ``StoreFailed`` as ``append`` does.
+        """
+        writer = self.writer
+        writer.begin(self.queue.files[-1], self.write_offset, self.settings.message_bytes_max)
+        try:
+            writer.put(size, is_last=True)
+        except ServiceNotAvailable:
+            # The writer has undone its write; ``append`` meets the full disk again and says so.
+            return False
+        self.last_store_ms = store_ms
+        self.write_offset = writer.finish()
+        return True
+
     def _plan_only(self, arrays: _FrameArrays, count: int) -> np.ndarray:
         """Validate and plan a frame without writing it; return the size of each record. Raises ``MessageIllegal``."""
         self._numbers[kernel.N_RECORDS_MAX] = -1  # makes the kernel refuse after planning, with the size of all records

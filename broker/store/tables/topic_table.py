@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,6 +115,8 @@ class TopicTable(JournalledTable):
         """The topics; only for reading. Each change of a topic makes a new ``TopicConfig``."""
         self._leaving: dict[str, TopicConfig] = {}
         """Topics that were removed, until ``left``."""
+        self.on_change: Callable[[str], None] = lambda name: None
+        """Called with the name of each topic that was changed or removed by this process."""
 
     @property
     def dirty(self) -> bool:
@@ -187,6 +189,7 @@ class TopicTable(JournalledTable):
         self.by_name[config.name] = config
         self._leaving.pop(config.name, None)
         self._note(config.name)
+        self.on_change(config.name)
 
     def remove(self, name: str) -> None:
         """Remove a topic, in memory. Call ``left`` when its deletion is noted on disk."""
@@ -194,6 +197,7 @@ class TopicTable(JournalledTable):
             self._leaving[name] = self.by_name[name]  # first, for ``rows_with_leaving`` on another thread
             del self.by_name[name]
         self._note(name)
+        self.on_change(name)
 
     def left(self, *names: str) -> None:
         """Forget removed topics: nothing can bring them back any more."""
@@ -211,7 +215,10 @@ class TopicTable(JournalledTable):
         """Replace all topics by those of another broker, RocketMQ's rows by name; durable when it returns. Blocks."""
         topics, _ = self._read({"topicConfigTable": rows})
         if topics != self.by_name:
+            changed = {*self.by_name, *topics}
             self.by_name = topics
+            for name in changed:
+                self.on_change(name)
             self._whole_next = True
             self.persist()
 

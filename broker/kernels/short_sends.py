@@ -1,0 +1,612 @@
+"""PRODUCE frames of many connections in one call: read, check, number, make records, build the answers, send them.
+
+Between a short frame and its answer, Python would take longer than everything else together. ``serve`` handles the
+frames of a turn of the event loop, each one with a head that the general way has accepted before (``HEAD_…``), exactly
+as the general way would: it either takes a frame or leaves it, with all that its connection sent after it. It writes
+no file; the caller appends the records to the log, and only then sends the answers, with ``send``.
+
+Everything that Python owns, and both count in, is in tables of integers whose addresses are in one array: a call with
+an argument for each would take longer than a frame does. Interpreted, there are no addresses, and nothing of this is
+used.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from ...protocol.frames import (
+    BEFORE_BORN,
+    BEFORE_FIRST,
+    HEAD_END,
+    LENGTHS_BYTES,
+    PRODUCE_BEGIN,
+    REQUEST_ID_MAX,
+    REQUEST_START,
+    encode_produce_answer,
+)
+from ...protocol.storage.arrays.jit import INTERPRETED, i64, i64_array, inlined, kernel
+from ...protocol.storage.arrays.words import copy_bytes, load_be32, load_be64, store_be32, store_be64
+from ...protocol.storage.layout import BLANK_BYTES_MIN
+from .produce import (
+    N_BASE,
+    N_BODY_AT,
+    N_BODY_END,
+    N_BORN_MS,
+    N_COUNT,
+    N_LENGTH,
+    N_QUEUE_ID,
+    N_QUEUE_OFFSET,
+    N_STORE_MS,
+    N_UNIQUE_FIRST,
+    OK,
+    P_BODY_BYTES,
+    P_PROPERTIES_BYTES,
+    PLAN_WIDTH,
+    plan_frame,
+    record_bytes_fixed,
+    write_record,
+)
+
+AVAILABLE = sys.platform == "linux" and not INTERPRETED
+"""True if this platform and mode can serve: it needs epoll, and the names that Linux's C libraries give their
+functions."""
+
+READS_MAX = 256
+"""Maximum number of connections that are read in a turn; those left are ready again in the next."""
+SLOT_BYTES = 8 * 1024
+"""Maximum number of bytes that one connection is read in a turn."""
+FRAMES_MAX = 1024
+"""Maximum number of frames in a turn."""
+PLAN_MESSAGES = 4096
+"""Maximum number of messages in a frame."""
+PLAN_INTEGERS = PLAN_MESSAGES * PLAN_WIDTH
+OUT_BYTES = 256 * 1024
+"""Room for the answers of a turn."""
+EVENT_BYTES = 12
+"""Size of an ``epoll_event`` on this processor."""
+LOG_BYTES = 1024 * 1024
+"""Room for the records of a turn: the buffer of ``LogWriter``."""
+TOPICS_MAX = FRAMES_MAX
+RUNS_MAX = FRAMES_MAX
+
+# Slots of the array with everything: first the addresses of tables and buffers, then numbers of this turn, then
+# results.
+S_EVENTS = 0
+S_CONNECTIONS = 1
+S_HEADS = 2
+S_TOPICS = 3
+S_ENDS = 4
+S_SEQUENCES = 5
+S_INPUT = 6
+S_LOG = 7
+S_PLAN = 8
+S_OUT = 9
+S_ANSWER = 10
+S_READS = 11
+S_FRAMES = 12
+S_RUNS = 13
+S_TOUCHED = 14
+S_PLACES = 15
+"""Place of the connection with each descriptor."""
+S_EPOLL = 16
+"""Descriptor of the epoll set; -1: the input is ``S_SIZE`` bytes of the connection ``S_ROW``."""
+S_ROW = 17
+S_AT = 18
+S_SIZE = 19
+S_ROOM = 20
+"""Number of bytes of the log that records and the blank after them may take; 0: take nothing."""
+S_BASE = 21
+"""Physical offset of the next record."""
+S_STORE_MS = 22
+S_NOW_MS = 23
+"""Monotonic time, which sequences are kept awake by."""
+S_FRAME_BYTES_MAX = 24
+S_WAITING_MAX = 25
+"""Bytes of one connection that may wait for a flush; with more, it is read no further."""
+S_IN_FLIGHT = 26
+"""Bytes of all connections that may begin to wait for a flush in this turn."""
+S_SYNC = 27
+"""1 if every frame waits for a flush."""
+R_READS = 28
+R_FRAMES = 29
+R_RUNS = 30
+R_TOUCHED = 31
+R_BYTES = 32
+"""Bytes of all records."""
+R_OUT = 33
+R_COUNTED = 34
+"""Bytes in flight: frames and answers that begin to wait for a flush."""
+R_WAITING = 35
+"""Number of frames whose answers wait for a flush."""
+R_LEFT = 36
+"""Number of reads with bytes that were not taken."""
+S_LENGTH = 37
+
+# Columns of a connection.
+C_FD = 0
+C_HEAD = 1
+"""The head that the connection's last frame had; -1 if it has none."""
+C_HEADS = 2
+"""Number of its heads, which form a ring."""
+C_WAITING = 3
+"""Bytes that wait for a flush."""
+C_FRAMES = 4
+C_BYTES = 5
+C_READS = 6
+C_SENT = 7
+"""Bytes of answers."""
+C_WIDTH = 8
+
+# Columns of a head.
+HEAD_NEXT = 0
+HEAD_FIXED = 1
+HEAD_FIXED_BYTES = 2
+HEAD_NUMBERS = 3
+HEAD_TEXTS = 4
+HEAD_TOPIC = 5
+"""Place of the topic; -1: something has changed, and the general way has to accept the next frame."""
+HEAD_QUEUE = 6
+"""The queue; -1: the broker chooses."""
+HEAD_PREFIX = 7
+"""1 if the messages have unique keys; then the producer's sequence is looked at."""
+HEAD_SEQUENCE = 8
+HEAD_OWNER = 9
+"""Number of the producer's sequence: the row may have become another's."""
+HEAD_SYNC = 10
+HEAD_WIDTH = 11
+
+# Columns of a topic.
+T_NEXT = 0
+"""The queue, before the remainder is taken, of the next frame that names none."""
+T_QUEUES = 1
+T_ENDS = 2
+"""Place of its queue 0 among the queue offsets."""
+T_FRAMES = 3
+T_MESSAGES = 4
+T_BYTES = 5
+T_WIDTH = 6
+
+# Columns of a sequence.
+Q_NEXT = 0
+Q_PLACE = 1
+Q_OFFSET = 2
+Q_WAKE_MS = 3
+Q_OWNER = 4
+Q_WIDTH = 5
+
+# Columns of a read.
+E_ROW = 0
+E_AT = 1
+E_BYTES = 2
+"""Bytes that arrived; 0: the end; -1: it cannot be read, or should not be."""
+E_TAKEN = 3
+E_OUT = 4
+E_OUT_BYTES = 5
+E_FRAMES = 6
+E_WAITS = 7
+"""1 if the answers wait for a flush."""
+E_SENT = 8
+E_COUNTED = 9
+E_WIDTH = 10
+
+# Columns of a frame.
+F_HEAD = 0
+F_QUEUE = 1
+F_OFFSET = 2
+F_COUNT = 3
+F_BYTES = 4
+F_END = 5
+"""Bytes of all records up to its last."""
+F_REQUEST_ID = 6
+F_OUT = 7
+F_OUT_BYTES = 8
+F_WAITS = 9
+F_NEXT = 10
+"""First of the sequence's columns as they were before the frame."""
+F_BEFORE = 4
+"""Number of these columns."""
+F_WIDTH = 14
+
+# Columns of a run that begins with a frame, or continues one (``RUN_NEW`` 0) whose producer has to be kept awake.
+RUN_HEAD = 0
+RUN_NEW = 1
+RUN_FIRST = 2
+RUN_END = 3
+RUN_PLACE = 4
+RUN_OFFSET = 5
+RUN_BEFORE = 6
+"""End of the run before it."""
+RUN_WIDTH = 7
+
+WAITING_ANSWER_BYTES = 400
+"""Memory of a response that waits for a flush besides its bytes; see ``ResponseQueue``."""
+
+_FIRST_MAX = 2**48 - 1
+_U32 = 0xFFFFFFFF
+_ORDER_MS = 1000
+_HEAD_END_BYTES = HEAD_END.size
+_START_BYTES = REQUEST_START.size
+_BEGIN = int.from_bytes(PRODUCE_BEGIN, "big", signed=True)
+_NAMES = np.frombuffer(BEFORE_FIRST + BEFORE_BORN, np.uint8).copy()
+_FIRST_NAME_BYTES = len(BEFORE_FIRST)
+_BORN_NAME_BYTES = len(BEFORE_BORN)
+
+
+def _place(other: bytes) -> int:
+    """Return where an answer differs from one whose numbers are all 0."""
+    return next(at for at, byte in enumerate(other) if byte != ANSWER[at])
+
+
+ANSWER = encode_produce_answer(0, 0, 0, 0, b"")
+"""The answer to a frame, without its numbers and physical offsets."""
+_ANSWER_BYTES = len(ANSWER)
+_ANSWER_ID = _place(encode_produce_answer(1 << 24, 0, 0, 0, b""))
+_ANSWER_QUEUE = _place(encode_produce_answer(0, 1 << 24, 0, 0, b""))
+_ANSWER_OFFSET = _place(encode_produce_answer(0, 0, 1 << 56, 0, b""))
+_ANSWER_STORED = _place(encode_produce_answer(0, 0, 0, 1 << 56, b""))
+
+_AGAIN = 11
+_NO_WAIT = 0x40
+_NO_SIGNAL = 0x4000
+
+if AVAILABLE:
+    from numba import types
+    from numba.core.cgutils import pack_array
+    from numba.extending import intrinsic
+    from numba.np.arrayobj import populate_array
+
+    _epoll_wait: Any = types.ExternalFunction(
+        "epoll_wait", types.int32(types.int32, types.intp, types.int32, types.int32)
+    )
+    _recv: Any = types.ExternalFunction("recv", types.intp(types.int32, types.intp, types.intp, types.int32))
+    _send: Any = types.ExternalFunction("send", types.intp(types.int32, types.intp, types.intp, types.int32))
+    populate: Any = populate_array
+    pack: Any = pack_array
+    _memcmp: Any = types.ExternalFunction("memcmp", types.int32(types.intp, types.intp, types.intp))
+    _int_pointer: Any = types.CPointer(types.int32)  # type: ignore[no-untyped-call] # Numba is untyped
+    _errno_location: Any = types.ExternalFunction("__errno_location", _int_pointer())
+
+    def _array_at(kind: Any, item_bytes: int) -> Any:
+        """Return a function of an address and a number of items that makes an array of what is there."""
+        array_type = types.Array(kind, 1, "C")
+
+        @intrinsic
+        def make(typing_context: Any, address: Any, count: Any) -> Any:
+            def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                array = context.make_array(array_type)(context, builder)
+                size = context.get_constant(types.intp, item_bytes)
+                data = builder.inttoptr(args[0], context.get_data_type(kind).as_pointer())
+                shape, strides = pack(builder, [args[1]]), pack(builder, [size])
+                populate(array, data, shape, strides, size, None)
+                return array._getvalue()
+
+            return array_type(types.int64, types.int64), generate
+
+        return make
+
+    _bytes_at = _array_at(types.uint8, 1)
+    _integers_at = _array_at(types.int64, 8)
+    _words_at = _array_at(types.int32, 4)
+
+    _MANY = 1 << 40
+
+    @inlined
+    def _find_head(state: np.ndarray, connection: int, fixed_at: int, fixed_bytes: int) -> int:
+        """Return the place of the connection's head with these constant bytes; -1 if it has none."""
+        connections = _integers_at(state[S_CONNECTIONS], _MANY)
+        heads = _integers_at(state[S_HEADS], _MANY)
+        head = connections[connection + C_HEAD]
+        address = state[S_INPUT] + fixed_at
+        for _ in range(connections[connection + C_HEADS]):
+            # A producer that takes its queues in turn repeats its heads in their order.
+            if heads[head + HEAD_FIXED_BYTES] == fixed_bytes and (
+                _memcmp(heads[head + HEAD_FIXED], address, fixed_bytes) == 0
+            ):
+                return head
+            head = heads[head + HEAD_NEXT]
+        return -1
+
+    @inlined
+    def _names_match(data: np.ndarray, at: int) -> bool:
+        """Return whether the constant parts between the numbers at the end of a head are as usual."""
+        for k in range(_FIRST_NAME_BYTES):
+            if data[at + 4 + k] != _NAMES[k]:
+                return False
+        born_at = at + 4 + _FIRST_NAME_BYTES + 8
+        for k in range(_BORN_NAME_BYTES):  # noqa: SIM110 - a generator cannot be compiled
+            if data[born_at + k] != _NAMES[_FIRST_NAME_BYTES + k]:
+                return False
+        return True
+
+    @inlined
+    def _take(state: np.ndarray, data: np.ndarray, connection: int, read: int, at: int, end: int) -> int:
+        """Take the frame at ``at`` and return its size; 0: leave it, and nothing has changed."""
+        connections = _integers_at(state[S_CONNECTIONS], _MANY)
+        if (
+            end - at < _START_BYTES + _HEAD_END_BYTES
+            or state[R_FRAMES] == FRAMES_MAX
+            or state[R_COUNTED] > state[S_IN_FLIGHT]
+            or connections[connection + C_WAITING] > state[S_WAITING_MAX]
+        ):
+            return 0
+        frame_bytes = 4 + (load_be32(data, at) & _U32)
+        body_at = at + LENGTHS_BYTES + (load_be32(data, at + 4) & _U32)
+        body_end = at + frame_bytes
+        request_id = load_be32(data, at + 12) & _U32
+        numbers_at = body_at - _HEAD_END_BYTES
+        fixed_at = at + _START_BYTES
+        if (
+            body_at > body_end
+            or body_end > end
+            or frame_bytes > state[S_FRAME_BYTES_MAX]
+            or request_id > REQUEST_ID_MAX
+            or load_be32(data, at + 8) != _BEGIN
+            or numbers_at <= fixed_at
+        ):
+            return 0
+        head = _find_head(state, connection, fixed_at, numbers_at - fixed_at)
+        if head < 0 or not _names_match(data, numbers_at):
+            return 0
+        count = load_be32(data, numbers_at) & _U32
+        first = load_be64(data, numbers_at + 4 + _FIRST_NAME_BYTES)
+        born_ms = load_be64(data, body_at - 8)
+        if count < 1 or count > PLAN_MESSAGES or first < 0 or first > _FIRST_MAX or born_ms < 0:
+            return 0
+        out_bytes = _ANSWER_BYTES + 8 * count
+        if state[R_OUT] + out_bytes > OUT_BYTES or _is_stored(state, head, first):
+            return 0
+        heads = _integers_at(state[S_HEADS], _MANY)
+        topics = _integers_at(state[S_TOPICS], _MANY)
+        topic = heads[head + HEAD_TOPIC]
+        queue = heads[head + HEAD_QUEUE]
+        if topic < 0 or queue >= topics[topic + T_QUEUES]:
+            return 0
+        if queue < 0:
+            queue = topics[topic + T_NEXT] % topics[topic + T_QUEUES]
+        queue_offset = _integers_at(state[S_ENDS], _MANY)[topics[topic + T_ENDS] + queue]
+        if queue_offset < 0:
+            return 0  # unknown since the start, or since a follower's log was copied
+
+        numbers = _integers_at(heads[head + HEAD_NUMBERS], N_LENGTH)
+        numbers[N_BODY_AT] = body_at
+        numbers[N_BODY_END] = body_end
+        numbers[N_COUNT] = count
+        numbers[N_UNIQUE_FIRST] = first
+        numbers[N_QUEUE_ID] = queue
+        numbers[N_QUEUE_OFFSET] = queue_offset
+        numbers[N_BORN_MS] = born_ms if born_ms != 0 else state[S_STORE_MS]
+        numbers[N_STORE_MS] = state[S_STORE_MS]
+        numbers[N_BASE] = state[S_BASE]
+        if not _make_records(state, data, head, numbers):
+            return 0
+        _make_answer(state, request_id, queue, queue_offset, count)
+        frame = state[R_FRAMES] * F_WIDTH
+        frames = _integers_at(state[S_FRAMES], FRAMES_MAX * F_WIDTH)
+        frames[frame + F_HEAD] = head
+        frames[frame + F_QUEUE] = queue
+        frames[frame + F_OFFSET] = queue_offset
+        frames[frame + F_COUNT] = count
+        frames[frame + F_BYTES] = frame_bytes
+        frames[frame + F_END] = state[R_BYTES]
+        frames[frame + F_REQUEST_ID] = request_id
+        frames[frame + F_OUT] = state[R_OUT]
+        frames[frame + F_OUT_BYTES] = out_bytes
+        state[R_OUT] += out_bytes
+        state[R_FRAMES] += 1
+        connections[connection + C_HEAD] = head
+        _count_messages(state, frame, body_end - body_at)
+        _extend_sequence(state, frame, first)
+        _let_wait(state, frame, connection, read)
+        return frame_bytes
+
+    @inlined
+    def _is_stored(state: np.ndarray, head: int, first: int) -> bool:
+        """Return whether messages from counter ``first`` on may be stored; True also if their sequence is forgotten."""
+        heads = _integers_at(state[S_HEADS], _MANY)
+        if heads[head + HEAD_PREFIX] == 0:
+            return False
+        sequences = _integers_at(state[S_SEQUENCES], _MANY)
+        sequence = heads[head + HEAD_SEQUENCE]
+        return sequences[sequence + Q_OWNER] != heads[head + HEAD_OWNER] or first < sequences[sequence + Q_NEXT]
+
+    @inlined
+    def _make_records(state: np.ndarray, data: np.ndarray, head: int, numbers: np.ndarray) -> bool:
+        """Make the frame's records behind those before, and write their physical offsets into its answer; return False,
+        and make none, if a message breaks a rule or if there is no room."""
+        texts = _bytes_at(_integers_at(state[S_HEADS], _MANY)[head + HEAD_TEXTS], _MANY)
+        plan = _integers_at(state[S_PLAN], PLAN_INTEGERS)
+        status, _, _ = plan_frame(data, numbers, plan)
+        if status != OK:
+            return False
+        fixed = record_bytes_fixed(numbers)
+        position = state[R_BYTES]
+        room = state[S_ROOM] - BLANK_BYTES_MIN - position
+        for message in range(numbers[N_COUNT]):
+            row = message * PLAN_WIDTH
+            room -= fixed + plan[row + P_PROPERTIES_BYTES] + plan[row + P_BODY_BYTES]
+        if room < 0:
+            return False
+        log = _bytes_at(state[S_LOG], LOG_BYTES)
+        out = _bytes_at(state[S_OUT], OUT_BYTES)
+        for message in range(numbers[N_COUNT]):
+            row = message * PLAN_WIDTH
+            size = fixed + plan[row + P_PROPERTIES_BYTES] + plan[row + P_BODY_BYTES]
+            write_record(data, numbers, texts, plan, message, log, position, size)
+            store_be64(out, state[R_OUT] + _ANSWER_BYTES + 8 * message, numbers[N_BASE] + position)
+            position += size
+        state[R_BYTES] = position
+        return True
+
+    @inlined
+    def _make_answer(state: np.ndarray, request_id: int, queue: int, queue_offset: int, count: int) -> None:
+        """Build the head of the answer to a frame; ``count`` physical offsets follow it."""
+        out = _bytes_at(state[S_OUT], OUT_BYTES)
+        at = state[R_OUT]
+        copy_bytes(_bytes_at(state[S_ANSWER], _ANSWER_BYTES), 0, out, at, _ANSWER_BYTES)
+        store_be32(out, at, _ANSWER_BYTES - 4 + 8 * count)
+        store_be32(out, at + _ANSWER_ID, request_id)
+        store_be32(out, at + _ANSWER_QUEUE, queue)
+        store_be64(out, at + _ANSWER_OFFSET, queue_offset)
+        store_be64(out, at + _ANSWER_STORED, state[S_STORE_MS])
+
+    @inlined
+    def _count_messages(state: np.ndarray, frame: int, body_bytes: int) -> None:
+        """Advance the queue, and the counters of the topic."""
+        frames = _integers_at(state[S_FRAMES], FRAMES_MAX * F_WIDTH)
+        heads = _integers_at(state[S_HEADS], _MANY)
+        topics = _integers_at(state[S_TOPICS], _MANY)
+        ends = _integers_at(state[S_ENDS], _MANY)
+        head, queue, count = frames[frame + F_HEAD], frames[frame + F_QUEUE], frames[frame + F_COUNT]
+        topic = heads[head + HEAD_TOPIC]
+        if heads[head + HEAD_QUEUE] < 0:
+            topics[topic + T_NEXT] = queue + 1
+        ends[topics[topic + T_ENDS] + queue] = frames[frame + F_OFFSET] + count
+        if topics[topic + T_FRAMES] == 0:
+            _integers_at(state[S_TOUCHED], TOPICS_MAX)[state[R_TOUCHED]] = head
+            state[R_TOUCHED] += 1
+        topics[topic + T_FRAMES] += 1
+        topics[topic + T_MESSAGES] += count
+        topics[topic + T_BYTES] += body_bytes
+
+    @inlined
+    def _let_wait(state: np.ndarray, frame: int, connection: int, read: int) -> None:
+        """Count the frame and its answer as in flight if the answer waits for a flush, or for one before it."""
+        frames = _integers_at(state[S_FRAMES], FRAMES_MAX * F_WIDTH)
+        reads = _integers_at(state[S_READS], READS_MAX * E_WIDTH)
+        waits = state[S_SYNC] | _integers_at(state[S_HEADS], _MANY)[frames[frame + F_HEAD] + HEAD_SYNC]
+        frames[frame + F_WAITS] = waits
+        reads[read + E_WAITS] |= waits
+        if reads[read + E_WAITS] != 0:
+            counted = frames[frame + F_BYTES] + frames[frame + F_OUT_BYTES] + WAITING_ANSWER_BYTES
+            reads[read + E_COUNTED] += counted
+            _integers_at(state[S_CONNECTIONS], _MANY)[connection + C_WAITING] += counted
+            state[R_COUNTED] += counted
+
+    @inlined
+    def _extend_sequence(state: np.ndarray, frame: int, first: int) -> None:
+        """Add a frame's messages to the sequence of their producer, as ``Sequence.add`` does."""
+        frames = _integers_at(state[S_FRAMES], FRAMES_MAX * F_WIDTH)
+        heads = _integers_at(state[S_HEADS], _MANY)
+        head = frames[frame + F_HEAD]
+        if heads[head + HEAD_PREFIX] == 0:
+            return
+        sequences = _integers_at(state[S_SEQUENCES], _MANY)
+        sequence = heads[head + HEAD_SEQUENCE]
+        for column in range(F_BEFORE):
+            frames[frame + F_NEXT + column] = sequences[sequence + column]
+        queue, offset = frames[frame + F_QUEUE], frames[frame + F_OFFSET]
+        end = first + frames[frame + F_COUNT]
+        continues = (
+            first == sequences[sequence + Q_NEXT]
+            and queue == sequences[sequence + Q_PLACE]
+            and offset == sequences[sequence + Q_OFFSET]
+        )
+        if not continues or state[S_NOW_MS] > sequences[sequence + Q_WAKE_MS]:
+            runs = _integers_at(state[S_RUNS], RUNS_MAX * RUN_WIDTH)
+            run = state[R_RUNS] * RUN_WIDTH
+            runs[run + RUN_HEAD] = head
+            runs[run + RUN_NEW] = 0 if continues else 1
+            runs[run + RUN_FIRST] = first
+            runs[run + RUN_END] = end
+            runs[run + RUN_PLACE] = queue
+            runs[run + RUN_OFFSET] = offset
+            runs[run + RUN_BEFORE] = sequences[sequence + Q_NEXT]
+            state[R_RUNS] += 1
+            sequences[sequence + Q_WAKE_MS] = state[S_NOW_MS] + _ORDER_MS
+        sequences[sequence + Q_NEXT] = end
+        sequences[sequence + Q_PLACE] = queue
+        sequences[sequence + Q_OFFSET] = offset + end - first
+
+    @inlined
+    def _serve_read(state: np.ndarray, data: np.ndarray, read: int) -> None:
+        """Take the frames of one read until one must be left."""
+        reads = _integers_at(state[S_READS], READS_MAX * E_WIDTH)
+        connections = _integers_at(state[S_CONNECTIONS], _MANY)
+        connection = reads[read + E_ROW]
+        at = reads[read + E_AT]
+        end = at + reads[read + E_BYTES]
+        reads[read + E_OUT] = state[R_OUT]
+        reads[read + E_SENT] = reads[read + E_COUNTED] = 0
+        # Behind answers that wait, others wait too: they are sent in the order of their frames.
+        reads[read + E_WAITS] = 1 if connections[connection + C_WAITING] > 0 else 0
+        first = state[R_FRAMES]
+        while at < end:
+            taken = _take(state, data, connection, read, at, end)
+            if taken == 0:
+                break
+            at += taken
+        frames = state[R_FRAMES] - first
+        taken = at - reads[read + E_AT]
+        reads[read + E_TAKEN] = taken
+        reads[read + E_FRAMES] = frames
+        reads[read + E_OUT_BYTES] = state[R_OUT] - reads[read + E_OUT]
+        connections[connection + C_FRAMES] += frames
+        connections[connection + C_BYTES] += taken
+        if frames > 0 and reads[read + E_WAITS] != 0:
+            state[R_WAITING] += frames
+        if at < end or reads[read + E_BYTES] <= 0:
+            state[R_LEFT] += 1
+
+    @kernel(i64, i64_array)
+    def serve(state: np.ndarray) -> int:
+        """Serve the connections of an epoll set that are ready, or given bytes of one; return the number of frames.
+
+        Fills the tables of reads, frames, runs and touched topics, the buffers of records and answers, and ``R_…``.
+        """
+        for k in range(R_READS, S_LENGTH):
+            state[k] = 0
+        reads = _integers_at(state[S_READS], READS_MAX * E_WIDTH)
+        data = _bytes_at(state[S_INPUT], _MANY)
+        if state[S_EPOLL] < 0:
+            reads[E_ROW] = state[S_ROW]
+            reads[E_AT] = state[S_AT]
+            reads[E_BYTES] = state[S_SIZE]
+            state[R_READS] = 1
+            _serve_read(state, data, 0)
+            return state[R_FRAMES]
+        connections = _integers_at(state[S_CONNECTIONS], _MANY)
+        places = _integers_at(state[S_PLACES], _MANY)
+        events = _words_at(state[S_EVENTS], READS_MAX * 3)
+        ready = _epoll_wait(np.int32(state[S_EPOLL]), state[S_EVENTS], np.int32(READS_MAX), np.int32(0))
+        for k in range(ready):
+            connection = places[events[3 * k + 1]]
+            read = state[R_READS] * E_WIDTH
+            at = state[R_READS] * SLOT_BYTES
+            got = -1
+            if state[S_ROOM] > 0 and connections[connection + C_WAITING] <= state[S_WAITING_MAX]:
+                fd = np.int32(connections[connection + C_FD])
+                got = _recv(fd, state[S_INPUT] + at, SLOT_BYTES, np.int32(_NO_WAIT))
+                if got < 0 and _errno_location()[0] == _AGAIN:
+                    continue
+            reads[read + E_ROW] = connection
+            reads[read + E_AT] = at
+            reads[read + E_BYTES] = got
+            state[R_READS] += 1
+            connections[connection + C_READS] += 1
+            _serve_read(state, data, read)
+        return state[R_FRAMES]
+
+    @kernel(i64, i64_array)
+    def send(state: np.ndarray) -> int:
+        """Send the answers of the reads that do not wait (``S_SYNC`` 0), or of those that do, as far as the sockets
+        take them (``E_SENT``); return the number of reads with answers that were not sent whole."""
+        connections = _integers_at(state[S_CONNECTIONS], _MANY)
+        reads = _integers_at(state[S_READS], READS_MAX * E_WIDTH)
+        unsent = 0
+        for k in range(state[R_READS]):
+            read = k * E_WIDTH
+            size = reads[read + E_OUT_BYTES]
+            if size == 0 or (reads[read + E_WAITS] != 0) != (state[S_SYNC] != 0):
+                continue
+            connection = reads[read + E_ROW]
+            fd = np.int32(connections[connection + C_FD])
+            sent = _send(fd, state[S_OUT] + reads[read + E_OUT], size, np.int32(_NO_WAIT | _NO_SIGNAL))
+            connections[connection + C_WAITING] -= reads[read + E_COUNTED]
+            reads[read + E_SENT] = max(sent, 0)
+            connections[connection + C_SENT] += max(sent, 0)
+            if sent != size:
+                unsent += 1
+        return unsent

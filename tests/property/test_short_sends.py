@@ -1,0 +1,245 @@
+"""Connections that a kernel reads and answers: a broker with them does the same as one without, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import socket
+import termios
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import msgpack
+import pytest
+from hypothesis import HealthCheck, Phase, event, given, settings
+from hypothesis import strategies as st
+
+from flintmq.broker.kernels.short_sends import AVAILABLE
+from flintmq.broker.net.connection import ClientConnection
+from flintmq.broker.requests import short_sends
+from flintmq.protocol.errors import ServiceNotAvailable
+from flintmq.protocol.frames import ProduceHead
+from tests.native_side import CHANGES, TOPICS, NativeSide, change_topic
+from tests.paired_brokers import Pair, Wire, pair_of, split_evenly
+from tests.property.test_repeated_produce import produces
+
+HEADS = [
+    ProduceHead(topic, queue, 0, flush, "TAGS\x01red\x02", prefix)
+    for topic, queue, flush, prefix in [
+        ("orders", -1, "", "AB" * 10),
+        ("orders", 0, "", "CD" * 10),
+        ("orders", 1, "sync", "CD" * 10),
+        ("payments", 0, "", ""),
+        ("payments", -1, "", "AB" * 10),
+    ]
+]
+
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the kernel needs Linux, and is not interpreted")
+
+CLIENTS = 3
+
+
+@dataclass
+class SocketWire(Wire):
+    """A transport with a real socket, which reads only when the test lets it."""
+
+    ours: socket.socket = field(init=False)
+    client: socket.socket = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ours, self.client = socket.socketpair()
+        for each in (self.ours, self.client):
+            each.setblocking(False)
+
+    def get_extra_info(self, name: str) -> Any:
+        """Return the socket."""
+        assert name == "socket", name
+        return self.ours
+
+    def write(self, data: bytes) -> None:
+        """Send the data, which the socket has room for."""
+        assert self.ours.send(data) == len(data)
+
+    def writelines(self, parts: list[bytes]) -> None:
+        """Send the data, which the socket has room for."""
+        self.write(b"".join(parts))
+
+    def receive(self) -> None:
+        """Keep what the broker has sent."""
+        with suppress(BlockingIOError):
+            while part := self.client.recv(1 << 16):
+                self.sent += part
+
+    def unread(self) -> bool:
+        """Return whether the broker has not read everything."""
+        return any(fcntl.ioctl(self.ours.fileno(), termios.FIONREAD, bytes(4)))
+
+
+class SocketSide(NativeSide):
+    """A broker with several clients on sockets; ``use`` chooses the one that ``feed`` uses."""
+
+    def connect(self) -> None:
+        """Open all connections."""
+        self.wires: list[SocketWire] = []
+        self.connections: list[ClientConnection] = []
+        for _ in range(CLIENTS):
+            self.wires.append(SocketWire())
+            self.connections.append(self.make_connection())
+            self.connections[-1].connection_made(cast(asyncio.Transport, self.wires[-1]))
+            self.connections[-1].enter_after = 0
+
+    async def prepare(self) -> None:
+        """Say HELLO on each connection, and create the topics."""
+        for number in range(CLIENTS):
+            self.use(number)
+            await super().prepare()
+            self.wires[number].sent.clear()
+
+    def use(self, number: int) -> None:
+        """Choose a client."""
+        self.wire, self.connection = self.wires[number], self.connections[number]
+
+    async def feed(self, chunks: list[bytes], requests: int) -> None:
+        """Send the chunks, each after the broker has read the one before, and wait for all responses."""
+        wire = cast(SocketWire, self.wire)
+        for chunk in chunks:
+            wire.client.sendall(chunk)
+            await self._until(lambda: self._pump() and not wire.unread())
+        await self._until(lambda: self._pump() and len(self.answers()) >= requests)
+
+    def _pump(self) -> bool:
+        """Do what a transport would do now."""
+        wire, connection = cast(SocketWire, self.wire), self.connection
+        if connection.reading:
+            room = connection.get_buffer(-1)
+            with suppress(BlockingIOError):
+                if size := wire.ours.recv_into(room):
+                    connection.buffer_updated(size)
+        wire.receive()
+        return True
+
+
+@pytest.fixture(scope="module", params=["async", "sync"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair[SocketSide]]:
+    before, short_sends.STAY_OUT = short_sends.STAY_OUT, 0
+    with pair_of(SocketSide, request.param) as made:
+        yield made
+        for side in (made.short, made.general):
+            for connection, wire in zip(side.connections, side.wires, strict=True):
+                connection.connection_lost(None)
+                wire.ours.close()
+                wire.client.close()
+    short_sends.STAY_OUT = before
+
+
+@st.composite
+def usual_produces(draw: st.DrawFn) -> tuple[ProduceHead, dict[str, Any]]:
+    """Return one of few heads, and valid messages."""
+    bodies = draw(st.lists(st.binary(max_size=40), min_size=1, max_size=3))
+    body = b"".join(msgpack.packb([each, {"KEYS": "k"}]) for each in bodies)
+    numbers = {"count": len(bodies), "first": draw(st.sampled_from([-1] * 20 + [3])), "born_ms": 0, "body": body}
+    return draw(st.sampled_from(HEADS)), numbers
+
+
+usual = usual_produces()
+frames_of_a_step = st.lists(st.one_of(*[usual] * 20, produces()), min_size=1, max_size=3)
+changes = st.tuples(st.sampled_from(TOPICS), st.sampled_from(CHANGES))
+steps = st.lists(
+    st.tuples(
+        st.integers(0, CLIENTS - 1),
+        frames_of_a_step,
+        st.sampled_from([1] * 8 + [2, 4]),
+        st.one_of(*[st.none()] * 12, changes),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(steps=steps, repeats=st.integers(2, 5), advance_ms=st.integers(0, 3))
+@settings(
+    max_examples=25,
+    deadline=None,
+    # The brokers live on: an example that fails cannot be repeated, and so not shrunk either.
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_frames_that_the_kernel_reads_are_stored_answered_and_counted_as_others(
+    pair: Pair[SocketSide], steps: list[Any], repeats: int, advance_ms: int
+) -> None:
+    sides = (pair.short, pair.general)
+    entered = 0
+    for client, frames, pieces, change in steps * repeats:
+        stream = bytearray()
+        for head, numbers in frames:
+            pair.next_id += 1
+            # Most counters rise from frame to frame, or all but the first would be duplicates.
+            first = numbers["first"] if numbers["first"] >= 0 else 4 * pair.next_id
+            stream += head.encode(pair.next_id, numbers["count"], first, numbers["born_ms"], len(numbers["body"]))
+            stream += numbers["body"]
+        entered += not pair.short.connections[client].reading
+        for side in sides:
+            side.use(client)
+            side.clock.at_ms += advance_ms
+        feed(pair, split_evenly(bytes(stream), pieces), len(frames))
+        if change is not None:
+            pair.next_id += 1
+            feed(pair, [change_topic(change[0], change[1], pair.next_id)], 1)
+    event(f"reads by the kernel: {min(entered, 8)}")
+    for topic in TOPICS:
+        pair.next_id += 1
+        feed(pair, [change_topic(topic, "writable", pair.next_id)], 1)
+    for side in sides:
+        for connection in side.connections:
+            assert not connection.responses.unflushed
+        assert side.broker.in_flight.bytes == 0
+
+
+def feed(pair: Pair[SocketSide], chunks: list[bytes], requests: int) -> None:
+    """Send the same to both brokers, and compare what they make of it."""
+    for side in (pair.short, pair.general):
+        pair.runner.run(side.feed(chunks, requests))
+    pair.check_equal()
+
+
+@pytest.mark.parametrize("entered", [True, False])
+def test_frames_that_a_full_disk_refuses_leave_nothing_behind(
+    pair: Pair[SocketSide], monkeypatch: pytest.MonkeyPatch, entered: bool
+) -> None:
+    def frames(queue: int, count: int) -> bytes:
+        stream = bytearray()
+        for _ in range(count):
+            pair.next_id += 1
+            body = msgpack.packb([b"body", {}])
+            head = ProduceHead("orders", queue, 0, "", "", "EF" * 10)
+            stream += head.encode(pair.next_id, 1, 4 * pair.next_id, 0, len(body)) + body
+        return bytes(stream)
+
+    def fail(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    sides = (pair.short, pair.general)
+    for side in sides:
+        side.use(0)
+    for _ in range(4):
+        feed(pair, [frames(-1, 2)], 2)
+        feed(pair, [frames(1, 2)], 2)
+    connection = pair.short.connections[0]
+    if not entered and not connection.reading:
+        connection._leave_short_way()
+    assert connection.reading is not entered
+    refused = frames(-1, 3)
+    with monkeypatch.context() as patch:
+        for side in sides:
+            patch.setattr(side.broker.store.commitlog.writer._os, "write", fail)
+            pair.runner.run(side.feed([refused], 3))
+            # Not the whole answers: they name the folder and the free bytes.
+            assert {code for _, code, _, _ in side.answers()} == {ServiceNotAvailable.code}
+            side.wire.sent.clear()
+    pair.check_equal()
+    assert connection.reading
+    for _ in range(3):
+        feed(pair, [frames(-1, 2)], 2)
