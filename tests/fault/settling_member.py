@@ -27,6 +27,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "work": {"start": "first", "max_open": 100, "mode": "work", "lease": LEASE_SECONDS},
 }
 """By mode: options of the consumer."""
+READY = "ready\n"
+"""The first line of a member: from then on SIGTERM ends it in order."""
 RECEIVE_SECONDS = 0.01
 SHORT_SECONDS_MAX = 0.05
 LONG_SECONDS_MAX = 1.0
@@ -79,6 +81,7 @@ def run_sync(address: str, held: Held, mode: str) -> None:
     """Settle in threads."""
     stopping: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stopping.append(number))
+    os.write(1, READY.encode())
     with GroupConsumer(address, GROUP, TOPIC, **OPTIONS[mode]) as consumer, ThreadPoolExecutor(3) as pool:
         settling = []
         while not stopping:
@@ -93,6 +96,7 @@ async def run_aio(address: str, held: Held, mode: str) -> None:
     """Settle in the loop."""
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+    os.write(1, READY.encode())
     async with aio.GroupConsumer(address, GROUP, TOPIC, **OPTIONS[mode]) as consumer:
         while not stopping.is_set():
             held.add(await consumer.receive(held.source.randint(1, 64), RECEIVE_SECONDS))

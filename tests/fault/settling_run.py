@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from flintmq.testing.started_broker import broker_environment
 from tests.conftest import BrokerFactory, RunningBroker
-from tests.group_tools import until
+from tests.fault.settling_member import READY
+from tests.group_tools import WAIT_SECONDS, until
 
 SEED = int(os.environ.get("FLINTMQ_SEED", "1"))
 MESSAGES = 10_000
@@ -43,12 +44,16 @@ class Member:
     killed_at: int = sys.maxsize
 
     def __post_init__(self) -> None:
+        self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
+            if line == READY:
+                self._ready.set()
+                continue
             kind, physical_offset, body, at = line.split()
             self.events.append(Event(kind, int(physical_offset), body, int(at)))
 
@@ -56,6 +61,8 @@ class Member:
         """End the process by a signal; returns its exit code."""
         if number == signal.SIGKILL:
             self.killed_at = time.monotonic_ns()
+        else:
+            assert self._ready.wait(WAIT_SECONDS)
         self.process.send_signal(number)
         code = self.process.wait(60)
         self._reader.join()
