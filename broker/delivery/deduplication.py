@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...protocol.errors import PartlyStored
 from ..int_table import IntTable
+from ..kernels.short_sends import Q_NEXT, Q_OFFSET, Q_OWNER, Q_PLACE, Q_WIDTH
 
 if TYPE_CHECKING:
     from ..store import StoredRun
@@ -42,18 +43,6 @@ _OFFSET = 3
 """Queue offset of its first message."""
 _COLUMNS = 4
 _pack = struct.Struct(f"={_COLUMNS}q").pack
-
-# Columns of a sequence, which a kernel changes too: see ``kernels.short_sends``.
-_NEXT = 0
-"""Counter after the highest one stored; the end of the last run, whose row may say less until ``settle``."""
-_LAST_PLACE = 1
-_NEXT_OFFSET = 2
-"""Queue offset at which the last run would continue."""
-_WAKE_MS = 3
-"""Time from which on the kernel reports a message, so that the sequence moves in the order."""
-_OWNER = 4
-"""Number of the sequence; 0: the row is nobody's."""
-_WIDTH = 5
 
 _QUEUE_BITS = 16
 """A topic has at most 65,536 queues."""
@@ -83,8 +72,8 @@ class Sequence:
         self.rows = array("q")
         self.table = table
         self.place = table.take()
-        self.number = table.values[self.place + _OWNER] = number
-        table.values[self.place + _LAST_PLACE] = table.values[self.place + _NEXT_OFFSET] = -1
+        self.number = table.values[self.place + Q_OWNER] = number
+        table.values[self.place + Q_PLACE] = table.values[self.place + Q_OFFSET] = -1
         self.active_at = now
 
     def __len__(self) -> int:
@@ -93,7 +82,7 @@ class Sequence:
     @property
     def next(self) -> int:
         """Counter after the highest one stored."""
-        return self.table.values[self.place + _NEXT]
+        return self.table.values[self.place + Q_NEXT]
 
     def settle(self) -> None:
         """Let the last run end where the sequence does: the kernel that continues it does not know its row."""
@@ -130,9 +119,9 @@ class Sequence:
         """Add stored messages; return the number of runs that this added. Messages already present stay as they are:
         the first occurrence counts."""
         end = first + count
-        values, place_of = self.table.values, self.place
+        values, row = self.table.values, self.place
         # Not above all others: a frame that was refused, and is sent again after later ones, fills a gap.
-        if first < values[place_of + _NEXT]:
+        if first < values[row + Q_NEXT]:
             before = len(self)
             self._add_between(first, end, place, queue_offset)
             return len(self) - before
@@ -140,17 +129,17 @@ class Sequence:
 
         # In the common case the frame continues the last run, which only grows.
         if (
-            first == values[place_of + _NEXT]
-            and place == values[place_of + _LAST_PLACE]
-            and queue_offset == values[place_of + _NEXT_OFFSET]
+            first == values[row + Q_NEXT]
+            and place == values[row + Q_PLACE]
+            and queue_offset == values[row + Q_OFFSET]
         ):
             grown = 0
         else:
             self.settle()
             self.rows.frombytes(_pack(first, end, place, queue_offset))
-            values[place_of + _LAST_PLACE] = place
-        values[place_of + _NEXT] = end
-        values[place_of + _NEXT_OFFSET] = queue_offset + count
+            values[row + Q_PLACE] = place
+        values[row + Q_NEXT] = end
+        values[row + Q_OFFSET] = queue_offset + count
         return grown
 
     def begin_run(self, first: int, end: int, place: int, queue_offset: int, before: int) -> None:
@@ -178,9 +167,9 @@ class Sequence:
 
         # The last run may be another one, or longer.
         values, end = self.table.values, runs[_END - _COLUMNS]
-        values[self.place + _NEXT] = end
-        values[self.place + _LAST_PLACE] = runs[_PLACE - _COLUMNS]
-        values[self.place + _NEXT_OFFSET] = runs[_OFFSET - _COLUMNS] + end - runs[_FIRST - _COLUMNS]
+        values[self.place + Q_NEXT] = end
+        values[self.place + Q_PLACE] = runs[_PLACE - _COLUMNS]
+        values[self.place + Q_OFFSET] = runs[_OFFSET - _COLUMNS] + end - runs[_FIRST - _COLUMNS]
 
     def _join(self, at: int) -> None:
         """Merge the run at ``at`` with the next one if that continues it."""
@@ -220,7 +209,7 @@ class ProducerSequences:
         self._room = runs_max
         """Number of runs that may still be added."""
         self._created = 0
-        self.table = IntTable(_WIDTH)
+        self.table = IntTable(Q_WIDTH)
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -316,7 +305,7 @@ class ProducerSequences:
 
     def _forget(self, sequence: Sequence) -> None:
         self._room += len(sequence) + SEQUENCE_WEIGHT
-        self.table.values[sequence.place + _OWNER] = 0
+        self.table.values[sequence.place + Q_OWNER] = 0
         self.table.give_back(sequence.place)
 
     def sequence(self, prefix: str, topic: str) -> Sequence | None:

@@ -169,12 +169,17 @@ T_MESSAGES = 4
 T_BYTES = 5
 T_WIDTH = 6
 
-# Columns of a sequence.
+# Columns of a sequence: see ``delivery.deduplication.Sequence``.
 Q_NEXT = 0
+"""Counter after the highest one stored; the end of the last run, whose row may say less."""
 Q_PLACE = 1
+"""Place of the last run."""
 Q_OFFSET = 2
+"""Queue offset at which the last run would continue."""
 Q_WAKE_MS = 3
+"""Time from which on a message is reported, so that the sequence moves in the order."""
 Q_OWNER = 4
+"""Number of the sequence; 0: the row is nobody's."""
 Q_WIDTH = 5
 
 # Columns of a read.
