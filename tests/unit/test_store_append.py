@@ -140,6 +140,16 @@ def test_store_times_never_go_back_when_the_clock_does(store: MessageStore, monk
     assert append(store, "orders", 0, plain(1))[0].store_ms == first
 
 
+def test_store_times_do_not_go_back_after_a_kill_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(tmp_path / "store")
+    last = append(store, "orders", 0, plain(1))[0].store_ms
+    kill(store)
+    monkeypatch.setattr(time, "time_ns", lambda: (last - 3_600_000) * 1_000_000)
+    store = open_store(tmp_path / "store")
+    assert append(store, "orders", 0, plain(1))[0].store_ms >= last
+    store.close()
+
+
 @pytest.mark.parametrize("left", [8, 9, 100, FIXED_BYTES + 7])
 def test_a_record_that_would_leave_too_little_room_goes_to_the_next_file(store: MessageStore, left: int) -> None:
     fill(store, left)
