@@ -128,11 +128,7 @@ class Sequence:
         grown = 1
 
         # In the common case the frame continues the last run, which only grows.
-        if (
-            first == values[row + Q_NEXT]
-            and place == values[row + Q_PLACE]
-            and queue_offset == values[row + Q_OFFSET]
-        ):
+        if first == values[row + Q_NEXT] and place == values[row + Q_PLACE] and queue_offset == values[row + Q_OFFSET]:
             grown = 0
         else:
             self.settle()
