@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 from ..measure import Case
-from . import beside, console, groups, growth, latency, peers, process, reads, remoting, replication, sends, traces
+from . import (
+    beside,
+    console,
+    groups,
+    growth,
+    latency,
+    many,
+    peers,
+    process,
+    reads,
+    remoting,
+    replication,
+    sends,
+    traces,
+)
 from .spark import SPARK_BATCH, SPARK_DECODE, SPARK_LATENCY, SPARK_STREAM
 
 SPARK = (SPARK_BATCH, SPARK_STREAM, SPARK_LATENCY, SPARK_DECODE)
@@ -37,6 +51,7 @@ ALL: tuple[Case, ...] = (
     beside.METRICS,
     beside.FAIRNESS,
     growth.CASE,
+    many.CASE,
     peers.CASE,
     remoting.CASE,
     *SPARK,

@@ -1,0 +1,145 @@
+"""Many connections that each send one message at a time, beside Redis in turns, with clients in C.
+
+Clients in Python take as much CPU time as the broker, and hide what many machines would see.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgpack
+
+from flintmq.protocol.commands import HELLO, LAYOUT_ROWS, PROTOCOL_VERSION
+from flintmq.protocol.frames import BEFORE_BORN, REQUEST, ProduceHead, encode_frame
+
+from ..bench import Bench
+from ..load import QUEUES, TOPIC
+from ..machine import cpu_seconds, many_files
+from ..measure import BenchFailed, Case, Measure, Sample, Samples, Skipped
+from ..peers import servers
+
+CONNECTIONS = (1, 64, 500, 1_000)
+MESSAGES = {"async": 100_000, "sync": 50_000}
+ONE_AT_A_TIME = {"async": 20_000, "sync": 5_000}
+BODY_BYTES = 100
+KEY = "order-00000001"
+FLUSHES = ("async", "sync")
+PROGRAM_SECONDS_MAX = 120.0
+_SOURCE = Path(__file__).parents[1] / "peers" / "closed_loop.c"
+_COUNTER_MAX = 2**40
+_U64_BYTES = 8
+
+
+def samples(bench: Bench) -> Samples:
+    """Yield one sample per run. Redis is left out if it is not installed, and the reason ends the case."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        raise Skipped("there is no C compiler (cc) for the clients")
+    left_out = ""
+    with bench.store() as folder, many_files(CONNECTIONS[-1] + 100):
+        program = folder / "closed_loop"
+        subprocess.run([compiler, "-O2", "-o", str(program), str(_SOURCE)], check=True)
+        for _ in range(bench.runs):
+            sample: Sample = {}
+            for flush in FLUSHES:
+                with bench.broker(flush) as broker:
+                    sample |= of_server(bench, program, flush, "flintmq", broker.address, broker.pid)
+                try:
+                    if bench.alone:
+                        raise Skipped("the comparison with Redis is off (--alone)")
+                    with bench.store() as files, servers.redis(files, flush) as server:
+                        sample |= of_server(bench, program, flush, "redis", server.address, server.pid)
+                except Skipped as reason:
+                    left_out = str(reason)
+            yield sample
+    if left_out:
+        raise Skipped(left_out)
+
+
+def of_server(bench: Bench, program: Path, flush: str, name: str, address: str, pid: int) -> Sample:
+    """Return a server's figures of one run."""
+    sample: Sample = {}
+    for connections in CONNECTIONS:
+        count = bench.count((MESSAGES if connections > 1 else ONE_AT_A_TIME)[flush])
+        with loaded(program, address, connections, max(count, connections), flint=name == "flintmq") as load:
+            assert load.stdin is not None
+            assert load.stdout is not None
+            before = cpu_seconds(pid)
+            load.stdin.write(b"\n")
+            load.stdin.flush()
+            found = json.loads(load.stdout.readline() or "{}")
+            cpu = cpu_seconds(pid) - before
+        if not found:
+            raise BenchFailed("the load program failed; its error is above")
+        found["cpu"] = cpu * 1e6 / (max(count, connections) // connections * connections)
+        sample |= {f"{flush}_{connections}_{key}_{name}": found[key] for key, _, _ in ROWS}
+    return sample
+
+
+@contextmanager
+def loaded(
+    program: Path, address: str, connections: int, count: int, *, flint: bool
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the load program until the block ends; its connections are open and warm."""
+    command = [str(program), address.rpartition(":")[2], str(connections), str(count)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(flintmq_input(connections) if flint else redis_input(connections))
+            process.stdin.flush()
+            if process.stdout.readline() != b"ready\n":
+                raise BenchFailed("the load program failed; its error is above")
+            yield process
+            process.wait(PROGRAM_SECONDS_MAX)
+        finally:
+            process.kill()
+
+
+def flintmq_input(connections: int) -> bytes:
+    """Return the program's input for a broker: each connection is a producer of its own, to one of the queues."""
+    body: bytes = msgpack.packb([random.randbytes(BODY_BYTES), {"KEYS": KEY}])
+    requests = []
+    for number in range(connections):
+        head = ProduceHead(TOPIC, number % QUEUES, LAYOUT_ROWS, "", "", random.randbytes(10).hex().upper())
+        requests.append(head.encode(1, 1, 0, 0, len(body)) + body)
+    time_at = len(requests[0]) - len(body) - _U64_BYTES
+    counter_at = time_at - len(BEFORE_BORN) - _U64_BYTES
+    greeting = encode_frame(REQUEST, HELLO.code, 1, {"protocol": PROTOCOL_VERSION, "client": "load"}, b"")
+    numbers = (len(greeting), len(requests[0]), 12, counter_at, time_at, 1, random.randrange(_COUNTER_MAX))
+    return struct.pack("=6IQ", *numbers) + greeting + b"".join(requests)
+
+
+def redis_input(connections: int) -> bytes:
+    """Return the program's input for Redis: XADD with the same body and key."""
+    words = [b"XADD", servers.TOPIC.encode(), b"*", b"b", random.randbytes(BODY_BYTES), b"k", KEY.encode()]
+    request = b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+    return struct.pack("=6IQ", 0, len(request), 0, 0, 0, 0, 0) + request * connections
+
+
+def shown(connections: int) -> str:
+    """Return the number with its noun."""
+    return f"{connections:,} connection{'s' if connections > 1 else ''}"
+
+
+ROWS = (("rate", "rate", "msg/s"), ("p50", "p50", "µs"), ("p99", "p99", "µs"), ("cpu", "broker's CPU", "µs/msg"))
+
+CASE = Case(
+    "many",
+    "many connections that send one message at a time, clients in C, FlintMQ and Redis in turns",
+    tuple(
+        Measure(f"{flush}_{connections}_{key}_{name}", f"{flush}, {shown(connections)}: {title}: {name}", unit)
+        for flush in FLUSHES
+        for connections in CONNECTIONS
+        for key, title, unit in ROWS
+        for name in ("flintmq", "redis")
+    ),
+    samples,
+)
