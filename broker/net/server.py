@@ -381,7 +381,8 @@ class Server:
             is_setting = self._connections_max == limits.connections_max
             limit = "limits.connections_max" if is_setting else "the maximum that its open-file limit allows"
             refusal = f"{self._connections_max} connections are open, which is {limit}"
-        elif sock.fileno() >= self._descriptors_max:  # a new socket gets the lowest free number
+        elif sock.fileno() >= self._descriptors_max and not self._free_descriptors():
+            # A new socket gets the lowest free number.
             refusal = (
                 f"{self._descriptors_max} files and connections are open, and the other descriptors are reserved for "
                 "the store; raise the broker's open-file limit"
@@ -410,6 +411,11 @@ class Server:
         # The event loop keeps only a weak reference to a task.
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
+
+    def _free_descriptors(self) -> bool:
+        """Free the second descriptors that connections have, if there are any; return whether there were."""
+        short_sends = self._broker.short_sends
+        return short_sends is not None and short_sends.leave_all()
 
     async def _connect(self, sock: socket.socket, host: str, port: int, listener: Listener) -> None:
         connection = listener.connect(self._broker, (host, port), self._lost)

@@ -20,6 +20,7 @@ bytes of the head, and the rules for messages          in each frame
 messages that may be stored already                    in each frame, by the producer's sequence
 no room in the file, or a write that fails             all frames of the call are left
 TLS                                                    never enters; the short way serves what its transport reads
+half of the descriptors are taken                      does not enter, likewise
 end of the input, an error, a partial frame            the connection leaves
 any other response on the connection, a slow reader    the connection leaves
 ====================================================== =============================================================
@@ -38,7 +39,7 @@ import numpy as np
 
 from ..int_table import IntTable
 from ..kernels import short_sends as kernel
-from ..store import Appended
+from ..store import Appended, descriptors_max, store_descriptors
 
 if TYPE_CHECKING:
     import asyncio
@@ -179,6 +180,8 @@ class ShortSends:
             (kernel.S_PLACES, self._places),
         ):
             self.state[slot] = table.address
+        self._descriptors_max = descriptors_max() - store_descriptors()
+        """Number of descriptors that the store leaves for connections."""
         self._epoll = select.epoll()
         self._read()
         store = parts.store
@@ -385,6 +388,9 @@ class ShortSends:
             fd = os.dup(sock.fileno())
         except OSError:
             return False
+        if fd >= self._descriptors_max // 2:  # the others are for more clients
+            os.close(fd)
+            return False
         if fd >= len(self._places.array):
             places = np.zeros(2 * fd, np.int64)
             places[: len(self._places.array)] = self._places.array
@@ -416,6 +422,14 @@ class ShortSends:
             connection.transport.write(unsent)
         for answers in self._answers:
             self._hand_over(answers, place, connection)
+
+    def leave_all(self) -> bool:
+        """Let all connections leave, because descriptors are short; return whether there was one."""
+        entered = list(self._entered.items())
+        for place, connection in entered:
+            self.leave(place, connection)
+            connection.left_short_way(b"")
+        return bool(entered)
 
     def _hand_over(self, answers: WaitingAnswers, place: int, connection: ShortConnection) -> None:
         """Move a connection's part of waiting answers to its own queue of responses."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from flintmq.protocol.errors import SystemBusy
+from tests.integration.test_short_sends import create, enter, frame
 from tests.overload_tools import soon
 
 Broker = Any
@@ -85,3 +87,21 @@ def test_connections_leave_the_descriptors_alone_that_the_store_needs(connect: C
         connection.close()
     soon(lambda: len(os.listdir(f"/proc/{limited.process.pid}/fd")) < DESCRIPTORS // 2)
     assert connect(limited).produce("topic-0", b"y").code == 0
+
+
+def test_connections_with_short_sends_leave_their_second_descriptors_to_new_clients(
+    broker: Callable[..., Broker], connect: Connect
+) -> None:
+    running = broker(program=with_descriptors(256))
+    possible = re.search(r"at most (\d+) connections can be open", running.log)
+    assert possible is not None
+    files = len(os.listdir(f"/proc/{running.process.pid}/fd"))
+    senders = [connect(running) for _ in range(30)]
+    create(senders[0])
+    for number, sender in enumerate(senders):
+        enter(sender, f"{number:020X}")
+    others = [connect(running) for _ in range(int(possible[1]) - files - len(senders) - 4)]
+    for number, sender in enumerate(senders):
+        sender.send_bytes(frame(1, 1_000, f"{number:020X}"))
+        sender.receive_for(1).raise_for_error()
+    assert len(others) > len(senders)
