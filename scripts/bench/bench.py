@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .broker import Broker, temporary_store
+from .broker import Broker
 from .load import BODY_BYTES, QUEUES, TOPIC, FramePacker, fill
 from .machine import touch_memory
 from .measure import Sample, Samples
@@ -55,14 +58,23 @@ class Bench:
     @contextmanager
     def store(self) -> Iterator[Path]:
         """Yield a folder for a store, and remove it afterwards."""
-        with temporary_store(self.folder) as store:
+        store = Path(tempfile.mkdtemp(prefix="flintmq-bench-", dir=self.folder))
+        try:
             yield store
+        finally:
+            shutil.rmtree(store)
+            os.sync()  # the next run's writes must not wait for dirty pages of this one
 
     @contextmanager
     def broker(self, flush: str = "async", *options: str) -> Iterator[Broker]:
-        """Yield a broker on an empty store with the topic, and remove both afterwards. ``options``: further arguments
-        of its command line."""
-        with self.store() as store, Broker(store, flush, *options) as broker:
+        """Yield a broker on a new store with the topic, and remove both afterwards; see ``broker_on``."""
+        with self.store() as store, self.broker_on(store, flush, *options) as broker:
+            yield broker
+
+    @contextmanager
+    def broker_on(self, store: Path, flush: str = "async", *options: str) -> Iterator[Broker]:
+        """Yield a broker on an empty ``store`` with the topic. ``options``: further arguments of its command line."""
+        with Broker(store, flush, *options) as broker:
             with RawClient(broker.address) as client:
                 client.create_topic(TOPIC, QUEUES)
             touch_memory(self.touched_gib, self.folder)

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from flintmq.testing import StartedBroker
@@ -61,14 +56,3 @@ class Broker(StartedBroker):
             stored = sum(client.queue_lengths(topic).values())
         if stored != count:
             raise BenchFailed(f"the queues of {topic} hold {stored:,} messages; expected {count:,}")
-
-
-@contextmanager
-def temporary_store(folder: Path) -> Iterator[Path]:
-    """Yield a folder for a store, and remove it afterwards."""
-    store = Path(tempfile.mkdtemp(prefix="flintmq-bench-", dir=folder))
-    try:
-        yield store
-    finally:
-        shutil.rmtree(store)
-        os.sync()  # the next run's writes must not wait for dirty pages of this one

@@ -32,7 +32,6 @@ def member_process(address: str, group: str, topic: str) -> Iterator[subprocess.
 
 
 def main() -> None:
-    """Be a member until standard input ends."""
     with make_member(*sys.argv[1:4]):
         print("joined", flush=True)
         sys.stdin.read()

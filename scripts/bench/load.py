@@ -27,8 +27,6 @@ _LOOPBACK = bytes((127, 0, 0, 1))
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Bodies and their keys."""
-
     bodies: list[bytes]
     keys: list[str]
 
@@ -98,7 +96,6 @@ def single_frames(seed: str, count: int, topics: Sequence[str] = ()) -> list[byt
 
 
 def topic_name(number: int) -> str:
-    """Return the name of topic ``number`` of many."""
     return f"{TOPIC}-{number:05}"
 
 

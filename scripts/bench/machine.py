@@ -163,9 +163,7 @@ class Stopwatch:
         self._began = time.perf_counter()
 
     def seconds(self) -> float:
-        """Return the seconds since the creation."""
         return time.perf_counter() - self._began
 
     def broker_cpu_seconds(self) -> float:
-        """Return the broker's CPU seconds since the creation."""
         return cpu_seconds(self._pid) - self._cpu

@@ -60,7 +60,6 @@ class Measure:
 
     @property
     def more_is_better(self) -> bool:
-        """Predicate: is a larger figure better?"""
         return self.unit in _MORE_IS_BETTER
 
     def show(self, figure: float) -> str:
@@ -106,15 +105,12 @@ class Result:
     skipped: str = ""
 
     def figures(self, measure: Measure) -> list[float]:
-        """Return the figures, one per run."""
         return [sample[measure.key] for sample in self.samples if measure.key in sample]
 
     def median(self, measure: Measure) -> float:
-        """Return the median of the runs."""
         return statistics.median(self.figures(measure))
 
     def best(self, measure: Measure) -> float:
-        """Return the best of the runs."""
         figures = self.figures(measure)
         return max(figures) if measure.more_is_better else min(figures)
 

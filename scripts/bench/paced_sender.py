@@ -7,7 +7,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from flintmq.client import Message, Producer
@@ -28,19 +28,22 @@ def now() -> float:
 
 
 def sent_at(body: bytes) -> float:
-    """Return the send time of the message with this body."""
     seconds: float = STAMP.unpack_from(body)[0]
     return seconds
 
 
-def send_paced(address: str, count: int | None, queue: int | None = None) -> None:
+def stamp() -> bytes:
+    """Return the present time as the start of a body."""
+    return STAMP.pack(now())
+
+
+def send_paced(address: str, count: int | None, queue: int | None = None, stamp: Callable[[], bytes] = stamp) -> None:
     """Send one message after another, each acknowledged, to one queue or (None) to all in turn; None: without end."""
-    filler = bytes(BODY_BYTES - STAMP.size)
     with Producer(address) as producer:
         begin = now()
         for number in itertools.count() if count is None else range(count):
             time.sleep(max(0.0, begin + number / MESSAGES_A_SECOND - now()))
-            body = STAMP.pack(now()) + filler
+            body = stamp().ljust(BODY_BYTES, b"\0")
             producer.send(Message(TOPIC, body, keys=(f"order-{number:08}",)), queue=queue)
 
 

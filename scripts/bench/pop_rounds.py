@@ -69,7 +69,6 @@ def _receipts(body: memoryview, count: int, pop_ms: int) -> bytes:
 
 
 def main() -> None:
-    """Run the connections of one process."""
     address, group, topic, connections, count = sys.argv[1:]
     with many_files(int(connections) + 100), connected(address, int(connections)) as clients:
         print("joined", flush=True)

@@ -64,16 +64,13 @@ class RawClient:
         return frame.fields, bytes(frame.body)
 
     def runtime_info(self) -> dict[str, Any]:
-        """Return the broker's runtime information."""
         info: dict[str, Any] = msgpack.unpackb(self.call(GET_BROKER_RUNTIME_INFO, {})[1])
         return info
 
     def create_topic(self, topic: str, queues: int) -> None:
-        """Create a topic that can be written and read."""
         self.call(UPDATE_AND_CREATE_TOPIC, {"topic": topic, "read_queues": queues, "write_queues": queues})
 
     def queue_lengths(self, topic: str) -> dict[int, int]:
-        """Return the number of messages in each queue of a topic."""
         body = self.call(GET_TOPIC_STATS_INFO, {"topic": topic})[1]
         return {queue: top - bottom for queue, bottom, top, _ in QUEUE_STATS_STRUCT.iter_unpack(body)}
 
@@ -135,7 +132,6 @@ class LoopResult:
 
     @property
     def rate(self) -> float:
-        """Responses per second."""
         return len(self.taken) / self.seconds
 
 

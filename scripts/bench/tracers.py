@@ -24,10 +24,7 @@ _FEW_ATTRIBUTES = dict(list(_ATTRIBUTES.items())[:5])
 
 
 class _Dropped(SpanExporter):
-    """Exports nothing."""
-
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Drop the spans."""
         return SpanExportResult.SUCCESS
 
 
@@ -35,7 +32,6 @@ class _Recorded(trace.NonRecordingSpan):
     """A span that lets its users do all that they do for one that is recorded."""
 
     def is_recording(self) -> bool:
-        """Return True."""
         return True
 
 
@@ -43,7 +39,6 @@ class _Recorder(trace.NoOpTracer):
     """Begins spans that read their links, as the SDK's do."""
 
     def start_span(self, name: str, context: context.Context | None = None, *rest: Any, **more: Any) -> trace.Span:
-        """Begin a span."""
         for link in more.get("links") or (rest[2:] and rest[2]) or ():
             link.context  # noqa: B018
         return _Recorded(trace.get_current_span(context).get_span_context())
@@ -58,14 +53,12 @@ class TimedSends(hooks.SendingOne):
         self._inner = inner
 
     def send(self, *arguments: Any) -> tuple[Any, Self]:
-        """Begin a call."""
         began = time.perf_counter_ns()
         message, self._call = self._inner.send(*arguments)
         self._began_ns = time.perf_counter_ns() - began
         return message, self
 
     def end(self, error: BaseException | None, receipt: Any = None) -> None:
-        """End the call."""
         began = time.perf_counter_ns()
         self._call.end(error, receipt)
         self.taken_ns.append(self._began_ns + time.perf_counter_ns() - began)
@@ -84,19 +77,15 @@ class _Interface(hooks.Hooks):
         return self._tracer.start_span("send bench", parent, kind, _ATTRIBUTES)
 
     def send(self, side: hooks.Side, message: Any, record_bytes_max: int) -> tuple[Any, _Span]:
-        """Begin a call."""
         return message, self.send_many(side, [message], record_bytes_max)
 
     def send_many(self, side: hooks.Side, messages: Any, record_bytes_max: int) -> _Span:
-        """Begin a call."""
         return _Span(self, self._begin(trace.SpanKind.PRODUCER, context.get_current()), messages)
 
     def send_bulk(self, side: hooks.Side, topic: str, bodies: Any, shared: Any, record_bytes_max: int) -> _Span:
-        """Begin a call."""
         return _Span(self, self._begin(trace.SpanKind.PRODUCER, context.get_current()), (), shared)
 
     def process(self, side: hooks.Side, messages: Any, *, several: bool, pushed: bool) -> _Span:
-        """Begin the handling of messages."""
         return _Handling(self, self._begin(trace.SpanKind.CONSUMER, context.Context()), messages)
 
 
@@ -110,7 +99,6 @@ class _Span(hooks.Sending):
         self.shared = shared
 
     def end(self, error: BaseException | None, receipt: Any = None) -> None:
-        """End the span."""
         self.span.end()
         histogram, counter = self.owner.instruments
         histogram.record(0.001, _FEW_ATTRIBUTES)

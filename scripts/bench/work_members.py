@@ -40,7 +40,6 @@ async def work(consumer: GroupConsumer, count: Count) -> None:
 
 
 async def main() -> None:
-    """Run the workers of one process."""
     address, group, topic, workers, connections = sys.argv[1:]
     each = int(workers) // int(connections)
     ahead = PREFETCH if each == 1 else 0

@@ -7,17 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from .reference_pages import (
-    asyncio_page,
-    broker_command_page,
-    client_command_page,
-    client_page,
-    data_page,
-    error_page,
-    metrics_page,
-    settings_page,
-    testing_page,
-)
+from . import reference_pages as reference
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,7 +20,6 @@ class Page(NamedTuple):
     source: str | Callable[[], str]
 
     def text(self) -> str:
-        """Return the Markdown of the page, as its source has it."""
         return (ROOT / self.source).read_text(encoding="utf-8") if isinstance(self.source, str) else self.source()
 
 
@@ -57,16 +46,16 @@ HOW_TO = [
     Page("Upgrade", "how-to/upgrade.md", "docs/upgrade.md"),
 ]
 REFERENCE = [
-    Page("flintmq.client", "reference/client.md", client_page),
-    Page("flintmq.client.aio", "reference/aio.md", asyncio_page),
-    Page("flintmq.testing", "reference/testing.md", testing_page),
-    Page("Data frames and Spark", "reference/data.md", data_page),
+    Page("flintmq.client", "reference/client.md", reference.client_page),
+    Page("flintmq.client.aio", "reference/aio.md", reference.asyncio_page),
+    Page("flintmq.testing", "reference/testing.md", reference.testing_page),
+    Page("Data frames and Spark", "reference/data.md", reference.data_page),
     Page("Command line", "reference/cli.md", "client/cli/README.md"),
-    Page("flintmq", "reference/flintmq.md", client_command_page),
-    Page("flintmq-broker", "reference/flintmq-broker.md", broker_command_page),
-    Page("Settings", "reference/settings.md", settings_page),
-    Page("Metrics", "reference/metrics.md", metrics_page),
-    Page("Errors and exit codes", "reference/errors.md", error_page),
+    Page("flintmq", "reference/flintmq.md", reference.client_command_page),
+    Page("flintmq-broker", "reference/flintmq-broker.md", reference.broker_command_page),
+    Page("Settings", "reference/settings.md", reference.settings_page),
+    Page("Metrics", "reference/metrics.md", reference.metrics_page),
+    Page("Errors and exit codes", "reference/errors.md", reference.error_page),
     Page("Protocol, permissions, limits", "reference/protocol.md", "protocol/README.md"),
     Page("File formats", "reference/store.md", "broker/store/README.md"),
     Page("Changes", "reference/changes.md", "CHANGELOG.md"),

@@ -151,7 +151,6 @@ def _exit_codes(module: Path) -> Iterator[tuple[object, ...]]:
 
 
 def client_command_page() -> str:
-    """Return the commands of ``flintmq``."""
     ctx = click.Context(root, info_name="flintmq")
     parts = [
         "# `flintmq`: every command",
@@ -169,7 +168,6 @@ def client_command_page() -> str:
 
 
 def broker_command_page() -> str:
-    """Return the commands of ``flintmq-broker``."""
     ctx = click.Context(broker_program, info_name="flintmq-broker")
     parts = ["# `flintmq-broker`: every command", "The broker itself, and the tools for its store."]
     for name in sorted(broker_program.commands):
@@ -207,19 +205,16 @@ OPTIONS = (AccessOptions, PushOptions, ReceiveOptions, HalfOptions)
 
 
 def client_page() -> str:
-    """Return the interface of ``flintmq.client``."""
     intro = "The clients for programs with threads, and the values that they take and return; [the errors](errors.md)."
     return "\n\n".join([_module(flintmq.client, intro), "## Options", *map(_options, OPTIONS)])
 
 
 def asyncio_page() -> str:
-    """Return the interface of ``flintmq.client.aio``."""
     intro = "The same clients for asyncio; values and errors are those of [`flintmq.client`](client.md)."
     return _module(flintmq.client.aio, intro)
 
 
 def testing_page() -> str:
-    """Return the interface of ``flintmq.testing``."""
     intro = "Brokers for tests; the fixtures are in [Test with pytest](../how-to/testing.md)."
     return _module(flintmq.testing, intro)
 

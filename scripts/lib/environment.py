@@ -73,7 +73,6 @@ class NoRoom(NoSpark):
 
 
 def say(text: str) -> None:
-    """Print a line of progress."""
     print(f"set-up: {text}", file=sys.stderr, flush=True)
 
 
@@ -112,7 +111,6 @@ def one_at_a_time() -> Iterator[None]:
 
 
 def pyproject() -> dict[str, Any]:
-    """Return the contents of pyproject.toml."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -244,7 +242,6 @@ def cache_folder(installs: Sequence[str]) -> Path | None:
 
 
 def is_uv(installs: Sequence[str]) -> bool:
-    """Return whether an installer is uv."""
     return Path(installs[0]).stem == "uv"
 
 

@@ -49,7 +49,6 @@ class Failure:
 
     @property
     def node(self) -> str:
-        """Return the test's name for pytest."""
         return f"{self.file}::{self.name}"
 
     def report(self) -> str:
@@ -114,21 +113,8 @@ class Rounds:
     def _round(self, seed: int, report: Path) -> tuple[int, str]:
         """Run one round; return pytest's exit code or ``CUT``, and its output."""
         command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-m",
-            "hypothesis",
-            "-q",
-            "--no-header",
-            "--tb=short",
-            "--show-capture=no",
-            "-p",
-            "no:cacheprovider",
-            "-c",
-            str(ROOT / "pyproject.toml"),
-            "-o",
-            "junit_family=xunit1",
+            *(sys.executable, "-m", "pytest", "-m", "hypothesis", "-c", str(ROOT / "pyproject.toml")),
+            *"-q --no-header --tb=short --show-capture=no -p no:cacheprovider -o junit_family=xunit1".split(),
             f"--hypothesis-seed={seed}",
             f"--junitxml={report}",
             *(f"--deselect={each.node}" for each in self.found),
@@ -169,7 +155,6 @@ def read_report(path: Path, seed: int) -> list[Failure]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command line; return the exit code."""
     minutes, paths = DEFAULT_MINUTES, list(arguments)
     try:
         if paths and not Path(paths[0]).exists():

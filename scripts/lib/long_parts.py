@@ -59,13 +59,11 @@ class Part:
 
 
 def pytest_part(name: str, minutes: float, *arguments: str, **variables: str) -> Part:
-    """Return a part that pytest runs."""
     command = [sys.executable, "-m", "pytest", *arguments]
     return Part(name, minutes, command, variables=variables)
 
 
 def parts() -> list[Part]:
-    """Return all parts."""
     soak = "./scripts/soak/run"
     found = [
         Part("fuzz", 6, ["./scripts/fuzz", "5"]),

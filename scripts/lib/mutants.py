@@ -56,42 +56,31 @@ class Part:
     tests: tuple[str, ...]
 
 
+def _tests(names: str) -> tuple[str, ...]:
+    return tuple(f"tests/{name}.py" for name in names.split())
+
+
 PARTS = {
     "recovery": Part(
         ("broker/store/recovery/*.py",),
-        (
-            "tests/unit/test_store_*.py",
-            "tests/unit/test_tools_*.py",
-            "tests/property/test_log_copy.py",
-            "tests/fault/test_torn_tail.py",
-            "tests/fault/test_log_*.py",
-            "tests/fault/test_*_damage.py",
-            "tests/fault/test_lying_records.py",
-            "tests/fault/test_forged_records.py",
-            "tests/fault/test_wrong_log_files.py",
-            "tests/fault/test_extreme_offsets.py",
-            "tests/fault/test_strange_places.py",
-            "tests/fault/test_rebuild.py",
-            "tests/fault/test_quarantine.py",
-            "tests/fault/test_containment*.py",
-            "tests/fault/test_interrupted*.py",
-            "tests/fault/test_power_cut.py",
+        _tests(
+            """
+            unit/test_store_* unit/test_tools_* property/test_log_copy fault/test_torn_tail fault/test_log_*
+            fault/test_*_damage fault/test_lying_records fault/test_forged_records fault/test_wrong_log_files
+            fault/test_extreme_offsets fault/test_strange_places fault/test_rebuild fault/test_quarantine
+            fault/test_containment* fault/test_interrupted* fault/test_power_cut
+            """
         ),
     ),
     "dispatch": Part(
         ("broker/store/dispatch.py", "broker/store/queues.py", "broker/kernels/dispatch.py"),
-        (
-            "tests/unit/test_kernel_*.py",
-            "tests/unit/test_dispatch_owner.py",
-            "tests/unit/test_store_*.py",
-            "tests/property/test_kernel_dispatch_property.py",
-            "tests/property/test_kernel_index_property.py",
-            "tests/property/test_browse_pages.py",
-            "tests/fault/test_derived_damage.py",
-            "tests/fault/test_lying_records.py",
-            "tests/fault/test_rebuild.py",
-            "tests/fault/test_disk_full.py",
-            "tests/fault/test_interrupted*.py",
+        _tests(
+            """
+            unit/test_kernel_* unit/test_dispatch_owner unit/test_store_*
+            property/test_kernel_dispatch_property property/test_kernel_index_property
+            property/test_browse_pages fault/test_derived_damage fault/test_lying_records fault/test_rebuild
+            fault/test_disk_full fault/test_interrupted*
+            """
         ),
     ),
     "delivery": Part(
@@ -101,31 +90,22 @@ PARTS = {
             "broker/delivery/staged.py",
             "broker/delivery/transactions/*.py",
         ),
-        (
-            "tests/unit/test_pop_*.py",
-            "tests/unit/test_prepared*.py",
-            "tests/unit/test_transaction*.py",
-            "tests/unit/test_retry_*.py",
-            "tests/unit/test_group_*.py",
-            "tests/property/test_pop_machine.py",
-            "tests/integration/test_work_queue.py",
-            "tests/fault/test_prepared_*.py",
-            "tests/fault/test_transactions_*.py",
-            "tests/fault/test_settled_*.py",
-            "tests/fault/test_waiting_*.py",
-            "tests/fault/test_interrupted.py",
+        _tests(
+            """
+            unit/test_pop_* unit/test_prepared* unit/test_transaction* unit/test_retry_* unit/test_group_*
+            property/test_pop_machine integration/test_work_queue fault/test_prepared_*
+            fault/test_transactions_* fault/test_settled_* fault/test_waiting_* fault/test_interrupted
+            """
         ),
     ),
     "replication": Part(
         ("broker/replication/core/*.py", "broker/replication/member/*.py"),
-        (
-            "tests/unit/test_followed_primary.py",
-            "tests/unit/test_replica_*.py",
-            "tests/unit/test_registry_*.py",
-            "tests/property/test_registry_property.py",
-            "tests/simulation/test_*.py",
-            "tests/integration/test_replica_set*.py",
-            "tests/fault/test_replica_*.py",
+        _tests(
+            """
+            unit/test_followed_primary unit/test_replica_* unit/test_registry_*
+            property/test_registry_property simulation/test_* integration/test_replica_set*
+            fault/test_replica_*
+            """
         ),
     ),
 }
@@ -144,7 +124,6 @@ class Place:
 
     @property
     def name(self) -> str:
-        """Return it for people."""
         return f"{self.file}:{self.line}: {_short(self.text)} -> {_short(self.replacement)}"
 
 
@@ -316,7 +295,6 @@ class Results:
         return self._known.get(key)
 
     def add(self, key: str, place: Place, outcome: str, test: str, seconds: float) -> None:
-        """Append an outcome."""
         self._known[key] = outcome, test
         entry = {"key": key, "outcome": outcome, "test": test, "seconds": round(seconds), **asdict(place)}
         with self._path.open("a", encoding="utf-8") as file:

@@ -42,7 +42,7 @@ TESTS = (
 )
 OF_EXTRAS = {"arrow": ("arrow",), "console": ("console",), "otel": ("tracing",)}
 """Beginnings of the names of test files that are left out with an extra."""
-NOT_OF_PYTHON = "docsite how_to_change kernel_interpreted links release_files shape tidy".split()
+NOT_OF_PYTHON = "docsite how_to_change kernel_interpreted links release shape tidy".split()
 """Unit tests of documents, style and scripts, which are the same with each Python, and one that takes long."""
 NO_WHEEL = re.compile(r"No matching distribution found for (.+)|Cannot install (.+?) because|(\S+) has no wheel")
 """Messages of pip and uv about a package that this Python cannot have."""

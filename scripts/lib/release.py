@@ -9,20 +9,28 @@ does. Exit code 0: everything is well; 1: something is wrong; 2: the release was
 from __future__ import annotations
 
 import argparse
+import base64
+import csv
+import hashlib
+import io
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import tomllib
+import uuid
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from lib import release_files  # noqa: E402
 from lib.interpreters import NoInterpreter, interpreters  # noqa: E402
 
 TRIAL = ROOT / "scripts" / "lib" / "release_trial.py"
@@ -30,6 +38,17 @@ CONSTRAINTS = ROOT / "constraints.txt"
 BROKER = Path("distributions") / "flintmq-broker"
 TOOLS = ("build==1.6.1", "twine==7.0.0", "cyclonedx-python-lib[json-validation]==11.12.0")
 EXIT_WRONG, EXIT_REFUSED = 1, 2
+VENDOR = Path("client") / "console" / "static" / "vendor"
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
+"""A link or image of Markdown with a relative target: ``!``, text, path, anchor."""
+PAGES = {
+    "Documentation": "/blob/v{version}/README.md",
+    "Source": "",
+    "Changelog": "/blob/v{version}/CHANGELOG.md",
+    "Issues": "/issues",
+    "Security": "/blob/v{version}/SECURITY.md",
+}
+"""Addresses for the metadata, after that of the repository."""
 VALIDATION = """
 import sys
 from cyclonedx.schema import SchemaVersion
@@ -47,7 +66,6 @@ class CheckFailed(Exception):
 
 
 def say(text: str) -> None:
-    """Print a line of progress."""
     print(f"release: {text}", flush=True)
 
 
@@ -92,6 +110,124 @@ def checked_version() -> str:
     return version
 
 
+# ---- the files: the copy with public links, the list of included software, and what must be inside ----
+
+
+def copy_clone(root: Path, target: Path) -> None:
+    """Copy the files of a clone that Git tracks, or would track, as they are now."""
+    command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0"):
+        if name and (root / name).is_file():  # not the links of `.pkg/flintmq`
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, target / name)
+
+
+def make_public(clone: Path, home: str, version: str) -> None:
+    """Give the metadata the addresses under ``home``, and make the links of its README absolute, as an index needs."""
+    home = home.rstrip("/")
+    project = clone / "pyproject.toml"
+    urls = "".join(f'{name} = "{home}{page.format(version=version)}"\n' for name, page in PAGES.items())
+    head, table, tail = project.read_text(encoding="utf-8").partition("[project.optional-dependencies]\n")
+    project.write_text(f"{head}[project.urls]\n{urls}\n{table}{tail}", encoding="utf-8")
+    readme = clone / "README.md"
+    readme.write_text(absolute_links(readme.read_text(encoding="utf-8"), home, version), encoding="utf-8")
+
+
+def absolute_links(text: str, home: str, version: str) -> str:
+    """Return Markdown whose relative links lead to the files of the tag in the repository ``home``, images to their
+    bytes."""
+
+    def absolute(found: re.Match[str]) -> str:
+        mark, words, path, anchor = found.groups(default="")
+        words = LINK.sub(absolute, words)  # an image may be the text of a link
+        return f"{mark}[{words}]({home}/{'raw' if mark else 'blob'}/v{version}/{path}{anchor})"
+
+    return LINK.sub(absolute, text)
+
+
+def sbom(clone: Path, version: str) -> str:
+    """Return the list of the software of others that the wheel includes, as CycloneDX in JSON."""
+    licence = tomllib.loads((clone / "pyproject.toml").read_text())["project"]["license"]
+    packages: dict[str, dict[str, Any]] = {}
+    for name, entry in sorted(tomllib.loads((clone / VENDOR / "vendor.toml").read_text()).items()):
+        purl = f"pkg:npm/{entry['package']}@{entry['version']}"
+        package = packages.setdefault(
+            purl,
+            {
+                "type": "library",
+                "bom-ref": purl,
+                "name": entry["package"],
+                "version": entry["version"],
+                "licenses": [{"license": {"id": entry["licence"]}}],
+                "purl": purl,
+                "components": [],
+            },
+        )
+        digest = base64.b64decode(entry["integrity"].removeprefix("sha384-")).hex()
+        path = ("flintmq" / VENDOR / name).as_posix()
+        package["components"].append(
+            {"type": "file", "bom-ref": path, "name": path, "hashes": [{"alg": "SHA-384", "content": digest}]}
+        )
+    own = f"pkg:pypi/flintmq@{version}"
+    described = {"type": "library", "bom-ref": own, "name": "flintmq", "version": version, "purl": own}
+    described["licenses"] = [{"expression": licence}]  # type: ignore[assignment] # a list among texts
+    content: dict[str, Any] = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"component": described},
+        "components": list(packages.values()),
+        "dependencies": [{"ref": own, "dependsOn": sorted(packages)}],
+    }
+    # The same content has the same number, so that a build can be repeated.
+    content["serialNumber"] = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(content, sort_keys=True)).urn
+    return json.dumps(content, indent=2, sort_keys=True) + "\n"
+
+
+def embed(wheel: Path, name: str, content: bytes) -> None:
+    """Add a file to the ``.dist-info`` of a wheel, and to its RECORD."""
+    with zipfile.ZipFile(wheel) as old:
+        members = [(info, old.read(info)) for info in old.infolist()]
+    (record,) = (info for info, _ in members if info.filename.endswith(".dist-info/RECORD"))
+    path = record.filename.removesuffix("RECORD") + name
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    rows = io.StringIO()
+    csv.writer(rows, lineterminator="\n").writerow((path, f"sha256={digest}", len(content)))
+    scratch = wheel.with_suffix(".new")
+    with zipfile.ZipFile(scratch, "w", zipfile.ZIP_DEFLATED) as new:
+        for info, data in members:
+            if info is record:
+                added = zipfile.ZipInfo(path, record.date_time)
+                added.external_attr, added.compress_type = record.external_attr, record.compress_type
+                new.writestr(added, content)
+                data = rows.getvalue().encode() + data
+            new.writestr(info, data)
+    scratch.replace(wheel)
+
+
+def flaws(folder: Path, version: str) -> list[str]:
+    """Return what is wrong with the files of a release in ``folder``: missing or surplus members."""
+    info = f"flintmq-{version}.dist-info"
+    source = f"flintmq-{version}"
+    with zipfile.ZipFile(folder / f"flintmq-{version}-py3-none-any.whl") as wheel:
+        inside = set(wheel.namelist())
+    with tarfile.open(folder / f"{source}.tar.gz") as archive:
+        packed = set(archive.getnames())
+    wanted = {
+        *(f"flintmq/{name}" for name in ("py.typed", "conf/broker.toml", "conf/compose.yaml")),
+        *(f"flintmq/{package}/__init__.pyi" for package in ("broker/store", "client")),
+        *(f"{info}/{name}" for name in ("METADATA", "RECORD", "entry_points.txt", "sboms/flintmq.cdx.json")),
+        f"{info}/licenses/LICENSE",
+        f"{info}/licenses/{VENDOR.as_posix()}/htmx-LICENSE.txt",
+    }
+    found = [f"the wheel has no {name}" for name in sorted(wanted - inside)]
+    surplus = {name for name in inside if re.match(r"flintmq/(tests|scripts|docs|distributions)/|(?!flintmq)", name)}
+    found += [f"the wheel has {name}, which is not for users" for name in sorted(surplus)]
+    needed = ("tests/conftest.py", "scripts/test", "docs/concepts.md", "CHANGELOG.md", "SECURITY.md", "constraints.txt")
+    found += [f"the source archive has no {name}" for name in needed if f"{source}/{name}" not in packed]
+    return found
+
+
 # ---- build and check ----
 
 
@@ -106,17 +242,17 @@ def make_tools(folder: Path) -> Path:
 def build(tools: Path, folder: Path, output: Path, version: str, home: str | None) -> list[Path]:
     """Build both distributions from a copy of the clone; return the wheels."""
     staged = folder / "flintmq"
-    release_files.copy_clone(ROOT, staged)
+    copy_clone(ROOT, staged)
     if home:
-        release_files.make_public(staged, home, version)
+        make_public(staged, home, version)
     for project in (staged, staged / BROKER):
         run([tools, "-m", "build", "--outdir", output, project], cwd=folder)
     (wheel,) = output.glob("flintmq-*.whl")
-    sbom = release_files.sbom(staged, version)
-    run([tools, "-c", VALIDATION], cwd=folder, stdin=sbom)
-    release_files.embed(wheel, "sboms/flintmq.cdx.json", sbom.encode())
+    listed = sbom(staged, version)
+    run([tools, "-c", VALIDATION], cwd=folder, stdin=listed)
+    embed(wheel, "sboms/flintmq.cdx.json", listed.encode())
     run([tools, "-m", "twine", "check", "--strict", *sorted(output.iterdir())], cwd=folder)
-    for flaw in release_files.flaws(output, version):
+    for flaw in flaws(output, version):
         raise CheckFailed(flaw)
     return [wheel, *output.glob("flintmq_broker-*.whl")]
 
@@ -140,7 +276,6 @@ def try_wheels(python: str, folder: Path, wheels: Sequence[Path], version: str) 
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the options."""
     parser = argparse.ArgumentParser(prog="scripts/release", description="Build the files of a release and try them.")
     parser.add_argument("--dry-run", action="store_true", help="build although tag or CHANGELOG are not ready")
     parser.add_argument("--home", metavar="URL", help="address of the repository, for links and metadata")
@@ -181,7 +316,6 @@ def release(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; return the exit code."""
     try:
         release(parsed(arguments))
     except ReleaseRefused as error:

@@ -24,7 +24,6 @@ def check(condition: object, problem: str) -> None:
 
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a program of the environment."""
     return subprocess.run([BIN / program, *arguments], capture_output=True, text=True, timeout=300, check=False)
 
 
@@ -71,13 +70,6 @@ def try_broker() -> None:
     check(not caches, f"kernels are cached in the environment: {caches}")
 
 
-def main(kind: str, version: str) -> None:
-    """Run the trial."""
-    if kind == "client":
-        try_client(version)
-    else:
-        try_broker()
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    kind, version = sys.argv[1:]
+    try_client(version) if kind == "client" else try_broker()

@@ -1,4 +1,5 @@
-"""An etcd and the brokers of one replica set, as processes on loopback in a temporary folder."""
+"""An etcd and the brokers of one replica set, as processes on loopback in a temporary folder, and a producer that
+records what they acknowledged."""
 
 from __future__ import annotations
 
@@ -7,11 +8,13 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from flintmq.client import Admin, FlintError
+from flintmq.client import Admin, FlintError, Message, Producer
 
 ROOT = Path(__file__).resolve().parents[2]
 UNPACKED_ETCD = ROOT / ".venv" / "etcd" / "usr" / "bin" / "etcd"
@@ -33,7 +36,8 @@ def etcd_program() -> str:
     return found
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Return free ports of loopback."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
@@ -47,7 +51,7 @@ class ReplicaServers:
     def __init__(self, folder: Path, members: str, settings: Mapping[str, str | int]) -> None:
         self._folder = folder
         self._more = settings
-        self._client_port, self._peer_port, *ports = _free_ports(2 + len(members))
+        self._client_port, self._peer_port, *ports = free_ports(2 + len(members))
         self.addresses = {member: f"127.0.0.1:{port}" for member, port in zip(members, ports, strict=True)}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -83,11 +87,9 @@ class ReplicaServers:
         return [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
 
     def store(self, member: str) -> Path:
-        """Return the folder of a broker's store."""
         return self._folder / member
 
     def pid(self, name: str) -> int:
-        """Return the process id of a server."""
         return self._running[name].pid
 
     def begin(self) -> None:
@@ -107,7 +109,6 @@ class ReplicaServers:
         self._wait_for_port(member, int(self.addresses[member].rpartition(":")[2]))
 
     def kill(self, member: str) -> None:
-        """Kill a broker with SIGKILL."""
         process = self._running.pop(member)
         process.kill()
         process.wait()
@@ -159,3 +160,41 @@ class ReplicaServers:
 
 def _broker(*arguments: str) -> list[str]:
     return [str(Path(sys.executable).parent / "flintmq-broker"), *arguments]
+
+
+@dataclass
+class Ledger:
+    """A producer's record of its messages, numbered from 0, each sent after the one before was acknowledged."""
+
+    address: str
+    topic: str
+    acknowledged: int = 0
+    slowest_s: float = 0.0
+    """Longest time that a message took since the last ``take_slowest``."""
+    failure: FlintError | None = None
+    _stopping: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        """Send until ``stop``."""
+        try:
+            with Producer(self.address) as producer:
+                while not self._stopping.is_set():
+                    began = time.monotonic()
+                    producer.send(Message(self.topic, b"%d" % self.acknowledged), queue=0)
+                    self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+                    self.acknowledged += 1
+        except FlintError as error:
+            self.failure = error
+
+    def take_slowest(self) -> float:
+        """Return the longest time that a message took, and begin again."""
+        slowest, self.slowest_s = self.slowest_s, 0.0
+        return slowest
+
+    def wait_beyond(self, number: int) -> None:
+        """Wait until a message after ``number`` is acknowledged, or the producer fails."""
+        while self.acknowledged <= number and self.failure is None:
+            time.sleep(POLL_S)
+
+    def stop(self) -> None:
+        self._stopping.set()

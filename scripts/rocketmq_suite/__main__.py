@@ -7,33 +7,35 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from tests.integration.rocketmq_proxy import proxy
+from tests.remoting_tools import RemotingSocket
 
 from ..lib.step_report import show_failure
 from .admin_tool import SUITE as ADMIN_COMMANDS
 from .admin_tool import AdminTool
+from .apache_tests import ENCRYPTED, ApacheTests
 from .apache_tests import SUITE as APACHE_TESTS
-from .apache_tests import ApacheTests, is_encrypted
-from .brokers import Target, encrypted_flintmq, flintmq, rocketmq
+from .brokers import CLUSTER, Target, encrypted_flintmq, flintmq, port_of, rocketmq
 from .go_examples import SUITE as GO_EXAMPLES
 from .go_examples import GoExamples
-from .grpc_client import SUITE as GRPC_CLIENT
-from .grpc_client import run_grpc_client
-from .java import Unavailable, fetch_class_path
-from .outcomes import Report, chosen
+from .java import Unavailable, compile_java, fetch_class_path
+from .outcomes import Outcome, Report, chosen
 
 PARTS = ("java", "go", "mqadmin", "grpc")
+GRPC_CLIENT = "gRPC client for Java through the Proxy"
 RELEASE = "5.3.3"
 TAG = f"rocketmq-all-{RELEASE}"
 """Sources of the tests, which compile with the jars of their own release only."""
 
 
 def main() -> int:
-    """Run what the command line asks for."""
     options = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the context managers then stop all processes
     report = Report()
@@ -61,7 +63,9 @@ def run_parts(options: argparse.Namespace, target: Target, work: Path, report: R
             tests = ApacheTests(options.sources, fetch_class_path(work, release=RELEASE), work)
             with contextlib.ExitStack() as stack:
                 encrypted = target
-                if options.broker == "flintmq" and any(map(is_encrypted, chosen(tests.tests, options.only))):
+                if options.broker == "flintmq" and any(
+                    name.startswith(ENCRYPTED) for name in chosen(tests.tests, options.only)
+                ):
                     encrypted = stack.enter_context(encrypted_flintmq(work / "encrypted"))
                 tests.run(target, encrypted, report, options.only, options.jobs)
     if "go" in options.parts:
@@ -73,6 +77,22 @@ def run_parts(options: argparse.Namespace, target: Target, work: Path, report: R
     if "grpc" in options.parts:
         with _or_absent(report, GRPC_CLIENT):
             run_grpc_client(work, target, report, options.only)
+
+
+def run_grpc_client(work: Path, target: Target, report: Report, patterns: Sequence[str]) -> None:
+    """Run the cases of RocketMQ's gRPC client for Java, through Apache RocketMQ's Proxy in cluster mode.
+
+    Each has a name that contains one of ``patterns``; all without patterns. Raises ``Unavailable``, with the reason.
+    """
+    folder = work / "grpc"
+    jars = fetch_class_path(work, proxy.FOLDER / "pom.xml")
+    compile_java(sorted(proxy.FOLDER.glob("*.java")), jars, folder / "classes")
+    classes = f"{jars}{os.pathsep}{folder / 'classes'}"
+    with RemotingSocket(("127.0.0.1", port_of(target.address))) as remote:
+        proxy.prepare(remote)
+    with proxy.running_proxy(classes, folder / "proxy", target.name_server, CLUSTER) as running:
+        for row in proxy.run_cases(classes, folder / "client", running, chosen(proxy.CASES, patterns)):
+            report.add(Outcome(GRPC_CLIENT, row.case, "passed" if row.passed else "failed", row.reason))
 
 
 @contextlib.contextmanager
@@ -92,7 +112,6 @@ def _broker(options: argparse.Namespace, work: Path) -> contextlib.AbstractConte
 
 
 def parse() -> argparse.Namespace:
-    """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="rocketmq-suite", description=__doc__.partition("\n")[0])
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="suites to run; all unless given")
     parser.add_argument(

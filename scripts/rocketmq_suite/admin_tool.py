@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from .brokers import BROKER, CLUSTER, Target, process, until
@@ -115,7 +115,7 @@ class AdminTool:
         """Run a command until its output is complete, report it, and return the output."""
         words = command.format_map(self._names).split()
         line = java_command(self._classes, self._folder / "home", MAIN, [*words, "-n", self._names["name_server"]], [])
-        wanted = re.compile(expected.format_map(_Escaped(self._names)))
+        wanted = re.compile(expected.format_map({name: re.escape(value) for name, value in self._names.items()}))
         output = ""
         for _ in until(START_SECONDS_MAX):  # figures and progress arrive after some seconds
             done = subprocess.run(
@@ -132,13 +132,6 @@ class AdminTool:
         if not patterns or any(pattern in command for pattern in patterns):
             report.add(Outcome(SUITE, command, "failed" if failed else "passed", failed))
         return output
-
-
-class _Escaped(dict[str, str]):
-    """Names for a pattern."""
-
-    def __init__(self, names: Mapping[str, str]) -> None:
-        super().__init__({name: re.escape(value) for name, value in names.items()})
 
 
 def _wait_for_client(output: Path) -> str:

@@ -89,12 +89,10 @@ def rocketmq(
     store = work / "rocketmq-store"
     settings = {**settings, "namesrvAddr": name_server, "storePathRootDir": store}
     settings |= {"storePathCommitLog": store / "commitlog"}
-    write_properties(work / "name-server.properties", {"listenPort": port_of(name_server)})
     settings |= {"listenPort": port_of(address), "haListenPort": free_port()}
-    write_properties(work / "broker.properties", settings)
     with (
-        _started(work, classes, "org.apache.rocketmq.namesrv.NamesrvStartup", "name-server", options),
-        _started(work, classes, "org.apache.rocketmq.broker.BrokerStartup", "broker", options) as broker,
+        _started(work, classes, "namesrv.NamesrvStartup", {"listenPort": port_of(name_server)}, options),
+        _started(work, classes, "broker.BrokerStartup", settings, options) as broker,
     ):
         wait_listening(name_server)
         wait_listening(address)
@@ -102,10 +100,16 @@ def rocketmq(
 
 
 @contextlib.contextmanager
-def _started(work: Path, classes: str, main: str, name: str, options: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+def _started(
+    work: Path, classes: str, main: str, settings: Mapping[str, object], options: Sequence[str]
+) -> Iterator[subprocess.Popen[str]]:
+    properties = work / f"{main}.properties"
+    properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
     options = [f"-Drocketmq.home.dir={work}", "-Dtls.test.mode.enable=true", *options]
-    command = java_command(classes, work / f"{name}-home", main, ["-c", str(work / f"{name}.properties")], options)
-    with (work / f"{name}.log").open("w") as log, process(command, log) as running:
+    command = java_command(
+        classes, work / f"{main}-home", f"org.apache.rocketmq.{main}", ["-c", str(properties)], options
+    )
+    with (work / f"{main}.log").open("w") as log, process(command, log) as running:
         yield running
 
 
@@ -124,13 +128,7 @@ def process(command: Sequence[str], log: object) -> Iterator[subprocess.Popen[st
             running.wait()
 
 
-def write_properties(path: Path, settings: dict[str, object]) -> None:
-    """Write a file of Java properties."""
-    path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-
-
 def port_of(address: str) -> int:
-    """Return the port of ``host:port``."""
     return int(address.rpartition(":")[2])
 
 

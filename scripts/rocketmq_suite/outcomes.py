@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -45,7 +45,6 @@ class Report:
 
     @property
     def failed(self) -> list[Outcome]:
-        """The failed cases."""
         return [outcome for outcome in self.outcomes if outcome.state == "failed"]
 
     def table(self) -> str:
@@ -60,11 +59,6 @@ class Report:
             lines += ["", "| not applicable | cases | because |", "|---|---|---|"]
             lines += [f"| {suite} | {count} | {reason} |" for (suite, reason), count in reasons.items()]
         return "\n".join(lines)
-
-
-def reason_for(name: str, reasons: Mapping[str, str]) -> str | None:
-    """Return the reason of the first prefix of ``name`` in ``reasons``, or None."""
-    return next((reason for prefix, reason in reasons.items() if name.startswith(prefix)), None)
 
 
 def chosen(names: Iterable[str], patterns: Iterable[str]) -> list[str]:

@@ -6,7 +6,7 @@ import argparse
 import random
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from . import replication
@@ -51,15 +51,20 @@ def groups_main(arguments: Sequence[str]) -> int:
     )
     options = vars(parser.parse_args(arguments))
     keep: Path | None = options.pop("keep")
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
     plan = groups.Plan(**options)
-    print(f"seed {plan.seed}", flush=True)
+    return judged(plan.seed, lambda folder: groups.Soak(plan, keep or folder).run())
+
+
+def judged(seed: int, run: Callable[[Path], object]) -> int:
+    """Run a soak in a temporary folder; print its failure, and return the exit code."""
+    print(f"seed {seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="flintmq-soak-") as folder:
-        if keep is not None:
-            keep.mkdir(parents=True, exist_ok=True)
         try:
-            groups.soak(plan, keep or Path(folder))
+            run(Path(folder))
         except Failed as failure:
-            print(f"FAILED (seed {plan.seed}): {failure}", file=sys.stderr)
+            print(f"FAILED (seed {seed}): {failure}", file=sys.stderr)
             return 1
     return 0
 
@@ -110,26 +115,24 @@ def main() -> int:
         "with a network namespace for each broker and each member of etcd; needs root and a loop device",
     )
     options = parser.parse_args()
-    if options.replica_rounds:
-        from . import replica_rounds
+    if options.replica_rounds or options.rounds or options.campaign is not None:
+        from tests.fault.harness.mounts import NotHere
 
         print(f"seed {options.seed}", flush=True)
-        return replica_rounds.run(options.replica_rounds, options.seed)
-    if options.rounds or options.campaign is not None:
-        from . import rounds
+        try:
+            if options.replica_rounds:
+                from . import replica_rounds  # needs more packages than the other rounds
 
-        print(f"seed {options.seed}", flush=True)
-        return rounds.run(options.rounds, options.seed, options.campaign, disks=options.disks)
+                return replica_rounds.run(options.replica_rounds, options.seed)
+            from . import rounds
+
+            return rounds.run(options.rounds, options.seed, options.campaign, disks=options.disks)
+        except NotHere as refusal:
+            print(f"this machine cannot run it: {refusal}", file=sys.stderr)
+            return 1
     del options.rounds, options.campaign, options.disks, options.replica_rounds
     plan = Plan(**vars(options))
-    print(f"seed {plan.seed}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="flintmq-soak-") as folder:
-        try:
-            soak(plan, Path(folder))
-        except Failed as failure:
-            print(f"FAILED: {failure}", file=sys.stderr)
-            return 1
-    return 0
+    return judged(plan.seed, lambda folder: soak(plan, folder))
 
 
 if __name__ == "__main__":

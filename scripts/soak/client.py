@@ -26,7 +26,6 @@ IN_FLIGHT_MAX = 500
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
@@ -61,18 +60,8 @@ class Reporter:
             await asyncio.sleep(1)
 
     def say(self, **last: Any) -> None:
-        """Print one line now."""
-        print(
-            json.dumps(
-                {
-                    "resident_bytes": resident_bytes(),
-                    "blocked_seconds": self._blocker.blocked_seconds,
-                    **self.numbers,
-                    **last,
-                }
-            ),
-            flush=True,
-        )
+        figures = {"resident_bytes": resident_bytes(), "blocked_seconds": self._blocker.blocked_seconds}
+        print(json.dumps(figures | self.numbers | last), flush=True)
 
 
 async def read_order() -> Any:
@@ -119,7 +108,6 @@ class Seen:
         self.duplicates = 0
 
     def add(self, producer: int, number: int) -> None:
-        """Note that a message was received."""
         bits, place, bit = self._bits[producer], number >> 3, 1 << (number & 7)
         if bits[place] & bit:
             self.duplicates += 1
@@ -151,7 +139,6 @@ async def follow(address: str, producers: int, messages_max: int, reporter: Repo
 
 
 async def main(arguments: dict[str, Any]) -> None:
-    """Run the client that ``arguments`` describe."""
     blocker = Blocker(random.Random(arguments["seed"]), arguments["block_seconds_max"])
     reporter = Reporter(blocker)
     background = [asyncio.create_task(blocker.run()), asyncio.create_task(reporter.run())]

@@ -1,4 +1,7 @@
-"""``scripts/soak/run --rounds``: runs campaigns of the fault harness (``tests/fault/harness``) and prints a table."""
+"""``scripts/soak/run --rounds``: runs campaigns of the fault harness (``tests/fault/harness``) and prints a table.
+
+A campaign is some rounds on one store; it ends at its first failure and keeps its store.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 from tests.fault.harness.brokers import PreparedParent
-from tests.fault.harness.mounts import NotHere
 from tests.fault.harness.plan import ALL_POINTS_AFTER_ROUNDS, Planned, campaigns, disk_campaigns
 from tests.fault.harness.points import POINTS
 from tests.fault.harness.real_disks import on_a_real_disk
@@ -43,7 +46,7 @@ COLUMNS = {
     "tail": "unflushed, lost with the power (async)",
 }
 
-
+T = TypeVar("T", bound=Tally)
 Opened = Callable[[PreparedParent, Path, Planned], AbstractContextManager[Campaign]]
 
 
@@ -55,11 +58,13 @@ def on_this_disk(prepared: PreparedParent, folder: Path, planned: Planned) -> It
     )
 
 
-class Run:
-    """A run of campaigns, one after the other. A campaign ends at its first failure and keeps its store.
+def done(tallies: Mapping[str, Tally]) -> int:
+    """Return the number of rounds until now, including failed ones."""
+    return sum(tally.rounds for tally in tallies.values())
 
-    ``folder`` holds the stores during the run; ``opened`` creates a campaign.
-    """
+
+class Run:
+    """A run of campaigns, one after the other. ``opened`` creates a campaign, whose store is in ``folder``."""
 
     def __init__(self, seed: int, folder: Path, opened: Opened, command: str) -> None:
         self.tallies: dict[str, Tally] = {}
@@ -72,21 +77,15 @@ class Run:
         self._began = self._shown = time.monotonic()
 
     @property
-    def done(self) -> int:
-        """Return the number of rounds until now, including failed ones."""
-        return sum(tally.rounds for tally in self.tallies.values())
-
-    @property
     def seconds(self) -> float:
-        """Return the seconds since the beginning."""
         return time.monotonic() - self._began
 
     def go(self, prepared: PreparedParent, planned: Iterable[Planned], rounds: int) -> None:
         """Run campaigns until ``rounds`` are done or too many have failed."""
         for each in planned:
-            if self.done >= rounds or len(self.failed) >= FAILED_MAX:
+            if done(self.tallies) >= rounds or len(self.failed) >= FAILED_MAX:
                 return
-            self._campaign(prepared, each, each.rounds[: rounds - self.done])
+            self._campaign(prepared, each, each.rounds[: rounds - done(self.tallies)])
 
     def _campaign(self, prepared: PreparedParent, planned: Planned, rounds: list[str]) -> None:
         folder = self._folder / f"campaign-{planned.number}"
@@ -114,7 +113,7 @@ class Run:
             self._shown = time.monotonic()
             acknowledged = sum(tally.acknowledged for tally in self.tallies.values())
             print(
-                f"{self.seconds:5.0f} s  {self.done} rounds, {acknowledged:,} messages acknowledged, "
+                f"{self.seconds:5.0f} s  {done(self.tallies)} rounds, {acknowledged:,} messages acknowledged, "
                 f"{len(self.failed)} campaigns failed",
                 flush=True,
             )
@@ -123,54 +122,60 @@ class Run:
 def run(rounds: int, seed: int, campaign: int | None, *, disks: bool) -> int:
     """Run ``rounds``, or only those of one campaign; print progress and the table, and return the exit code.
 
-    ``disks``: use the campaigns that have a file system of their own.
+    ``disks``: use the campaigns that have a file system of their own. Raises ``NotHere``.
     """
     folder = Path(tempfile.mkdtemp(prefix="flintmq-rounds-"))
     command = "./scripts/soak/run --disks" if disks else "./scripts/soak/run"
     outcome = Run(seed, folder, on_a_real_disk if disks else on_this_disk, command)
     plan = disk_campaigns(seed) if disks else campaigns(seed)
     with PreparedParent(folder) as prepared:
-        try:
-            if campaign is None:
-                outcome.go(prepared, plan, rounds)
-            else:
-                (planned,) = itertools.islice(plan, campaign, campaign + 1)
-                outcome.go(prepared, [planned], len(planned.rounds))
-        except NotHere as refusal:
-            print(f"this machine cannot run it: {refusal}", file=sys.stderr)
-            return 1
+        if campaign is None:
+            outcome.go(prepared, plan, rounds)
+        else:
+            (planned,) = itertools.islice(plan, campaign, campaign + 1)
+            outcome.go(prepared, [planned], len(planned.rounds))
     which = f"--rounds {rounds}" if campaign is None else f"--campaign {campaign}"
-    print(table(outcome.tallies))
+    table(outcome.tallies, Tally(), "round", COLUMNS, {"s": lambda tally: f"{tally.seconds:,.0f}"})
     machine = f"{os.cpu_count()} cores, Linux {platform.release().split('-')[0]}, Python {platform.python_version()}"
     print(
         f"\n`{command} {which} --seed {seed}`: {machine}, {datetime.now(UTC):%Y-%m-%d}, {outcome.seconds:,.0f} s, "
-        f"{outcome.seconds / max(outcome.done, 1):.2f} s per round"
+        f"{outcome.seconds / max(done(outcome.tallies), 1):.2f} s per round"
     )
     missed = sorted(set(POINTS) - outcome.hit)
-    all_due = not disks and campaign is None and rounds >= ALL_POINTS_AFTER_ROUNDS
     if not disks:
         print(
             f"{len(outcome.hit)} of {len(POINTS)} named points reached"
             + (f"; not: {', '.join(missed)}" if missed else "")
         )
-    if outcome.failed:
-        print(f"FAILED: {len(outcome.failed)} campaigns; their stores are in {folder}", file=sys.stderr)
+    if ended(len(outcome.failed), folder):
         return 1
-    shutil.rmtree(folder)
-    if all_due and missed:
+    if missed and not disks and campaign is None and rounds >= ALL_POINTS_AFTER_ROUNDS:
         print(f"FAILED: after {rounds} rounds every named point must have been reached", file=sys.stderr)
         return 1
     return 0
 
 
-def table(tallies: dict[str, Tally]) -> str:
-    """Format the result as Markdown: a row for each kind of round, and one for all."""
-    total = Tally()
+def table(
+    tallies: Mapping[str, T], total: T, kind: str, columns: Mapping[str, str], more: Mapping[str, Callable[[T], str]]
+) -> None:
+    """Print the result as Markdown: a row for each kind of round, and one for all, which are added up in ``total``.
+
+    ``columns``: heads of numbers by their attributes; ``more``: further cells by their heads.
+    """
     for tally in tallies.values():
         for name in vars(tally):
             setattr(total, name, getattr(total, name) + getattr(tally, name))
-    lines = [f"| round | {' | '.join(COLUMNS.values())} | s |", "|---|" + "---:|" * (len(COLUMNS) + 1)]
-    for kind, tally in (*sorted(tallies.items()), ("**all**", total)):
-        figures = " | ".join(f"{getattr(tally, name):,}" for name in COLUMNS)
-        lines.append(f"| {kind} | {figures} | {tally.seconds:,.0f} |")
-    return "\n".join(lines)
+    print(f"| {' | '.join([kind, *columns.values(), *more])} |\n|---|" + "---:|" * (len(columns) + len(more)))
+    for name, tally in (*sorted(tallies.items()), ("**all**", total)):
+        if tally.rounds:
+            cells = [f"{getattr(tally, column):,}" for column in columns] + [cell(tally) for cell in more.values()]
+            print(f"| {' | '.join([name.replace('|', chr(92) + '|'), *cells])} |")
+
+
+def ended(failed: int, folder: Path) -> bool:
+    """Return whether campaigns have failed, and say where their stores are; without failures, remove the folder."""
+    if failed:
+        print(f"FAILED: {failed} campaigns; their stores are in {folder}", file=sys.stderr)
+    else:
+        shutil.rmtree(folder)
+    return failed > 0

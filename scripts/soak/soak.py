@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from typing import Any
 
 from flintmq.client import Admin
 from flintmq.testing import StartedBroker
+from lib.replica_servers import free_ports
 
 TOPIC = "soak"
 QUEUES = 8
@@ -85,7 +85,6 @@ class Client:
             raise Failed(f"{self.name} ended with exit {code}; its error is above. Its last report: {self.said}")
 
     def tell(self, order: Any) -> None:
-        """Send a line to the client."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
@@ -102,7 +101,6 @@ class Client:
         return self.said
 
     def end(self) -> None:
-        """Kill the process if it still runs."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
@@ -110,16 +108,10 @@ class Client:
                 stream.close()
 
 
-def free_port() -> int:
-    """Return a free port."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def soak(plan: Plan, folder: Path) -> None:
     """Run the soak. Raises ``Failed`` if a guarantee does not hold."""
     source = random.Random(plan.seed)
-    port = free_port()
+    (port,) = free_ports(1)
     clients: list[Client] = []
     broker = Broker(folder / "store", port, plan.flush)
     broker.__enter__()

@@ -17,9 +17,8 @@ import pytest
 
 from flintmq.client import Admin, Consumer, Producer
 from flintmq.scripts.examples.flights import queries, runner, verification
-from flintmq.scripts.examples.flights.errors import QueryFailed
 from flintmq.scripts.examples.flights.flight import encode, replay
-from flintmq.scripts.examples.flights.runner import SINK_LOG, Pipeline, QueryProgress, ResultsFolder
+from flintmq.scripts.examples.flights.runner import SINK_LOG, Pipeline, QueryFailed, QueryProgress, ResultsFolder
 from tests.conftest import RunningBroker
 from tests.flights_csv import write_flights
 

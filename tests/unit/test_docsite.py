@@ -14,7 +14,7 @@ from flintmq.broker.config import FIELDS
 from flintmq.broker.metrics.catalog import METRICS
 from flintmq.client.cli.main import COMMANDS
 from flintmq.protocol.errors import ERRORS_BY_CODE
-from flintmq.scripts.docsite.built_site import faults
+from flintmq.scripts.docsite.build import faults
 from flintmq.scripts.docsite.markdown import Converter
 from flintmq.scripts.docsite.pages import ROOT, sections
 from flintmq.scripts.docsite.reference_pages import (

@@ -11,13 +11,13 @@ import pytest
 
 from flintmq.client import StoredMessage
 from flintmq.protocol.storage.record import Record, encode_properties
-from flintmq.scripts.examples.flights.errors import ResultsDiffer
 from flintmq.scripts.examples.flights.flight import HEARTBEAT_HOURS, quiet_time
 from flintmq.scripts.examples.flights.queries import LATENESS
 from flintmq.scripts.examples.flights.verification import (
     Departures,
     Expected,
     Hour,
+    ResultsDiffer,
     Verification,
     compare_alerts,
     compare_hours,

@@ -7,6 +7,7 @@ import multiprocessing
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
 from typing import Any
@@ -48,7 +49,6 @@ Span = tuple[float, float]
 
 
 def _metrics_samples(bench: Bench) -> Samples:
-    """Yield one sample per run."""
     topics, scrapes = bench.count(METRICS_TOPICS), 5 if bench.quick else SCRAPES
     for _ in range(bench.runs):
         with bench.store() as store, Broker(store, "async") as broker:
@@ -172,11 +172,8 @@ MESSAGES_MAX = 16_384
 """Maximum number of messages in a frame (`PRODUCE_MESSAGES_MAX` of the broker)."""
 PULL_BYTES = 16 * 1024 * 1024
 
-Flood = Callable[[str, Event, Connection], None]
-
 
 def _fairness_samples(bench: Bench) -> Samples:
-    """Yield one sample per run."""
     seconds = QUICK_SECONDS if bench.quick else SECONDS
     for _ in range(bench.runs):
         sample: Sample = {}
@@ -186,7 +183,7 @@ def _fairness_samples(bench: Bench) -> Samples:
                 broker.wait_until_caught_up()
                 sample[f"{flush}_quiet_send"], sample[f"{flush}_quiet_pull"] = p99s(broker.address, seconds)
                 for name in floods:
-                    with SideProcess(FLOODS[name], broker.address):
+                    with SideProcess(partial(pour, name), broker.address):
                         time.sleep(SETTLE_SECONDS)
                         send, pull = p99s(broker.address, seconds)
                     sample[f"{flush}_{name}_send"], sample[f"{flush}_{name}_pull"] = send, pull
@@ -225,8 +222,10 @@ def _witness(address: str, stop: Event, result: Connection) -> None:
 # ---- floods ----
 
 
-def pour(address: str, stop: Event, result: Connection, frames: Iterator[bytes], window: int) -> None:
-    """Send frames with at most ``window`` of them unanswered."""
+def pour(flood: str, address: str, stop: Event, result: Connection) -> None:
+    """Send the frames of one of ``FLOODS``, with at most as many unanswered as it says."""
+    make_frames, window = FLOODS[flood]
+    frames = make_frames()
     with RawClient(address) as client:
         client.create_topic(FLOOD_TOPIC, 4)
         result.send("ready")
@@ -254,45 +253,21 @@ def produce_frame(body_bytes: int) -> bytes:
     return encode_frame(REQUEST, PRODUCE.code, 1, fields, body)
 
 
-def large_frames(address: str, stop: Event, result: Connection) -> None:
-    """Flood the broker with frames of a megabyte."""
-    pour(address, stop, result, itertools.repeat(produce_frame(BODY_BYTES)), 8)
-
-
-def empty_messages(address: str, stop: Event, result: Connection) -> None:
-    """Flood the broker with frames of the maximum number of messages."""
-    pour(address, stop, result, itertools.repeat(produce_frame(0)), 8)
-
-
 def pull_frames(**fields: object) -> Iterator[bytes]:
-    """Flood the broker with pulls from the beginning of each queue in turn."""
+    """Yield pulls from the beginning of each queue in turn."""
     for queue in itertools.cycle(range(4)):
         yield encode_frame(REQUEST, PULL.code, 1, {"topic": TOPIC, "queue": queue, "offset": 0, **fields})
 
 
-def large_pulls(address: str, stop: Event, result: Connection) -> None:
-    """Flood the broker with pulls of 16 MiB."""
-    pour(address, stop, result, pull_frames(max_bytes=PULL_BYTES, max_count=1_000_000), 8)
-
-
-def filter_pulls(address: str, stop: Event, result: Connection) -> None:
-    """Flood the broker with pulls whose filter matches no message."""
-    pour(address, stop, result, pull_frames(filter="nothing > 5 AND region IN ('eu', 'us')"), 16)
-
-
-def queries(address: str, stop: Event, result: Connection) -> None:
-    """Flood the broker with queries by key."""
-    query = encode_frame(REQUEST, QUERY_BY_KEY.code, 1, {"topic": TOPIC, "key": "order-00000007"})
-    pour(address, stop, result, itertools.repeat(query), 64)
-
-
-FLOODS: dict[str, Flood] = {
-    "large_frames": large_frames,
-    "empty_messages": empty_messages,
-    "large_pulls": large_pulls,
-    "filter_pulls": filter_pulls,
-    "queries": queries,
+QUERY = encode_frame(REQUEST, QUERY_BY_KEY.code, 1, {"topic": TOPIC, "key": "order-00000007"})
+FLOODS: dict[str, tuple[Callable[[], Iterator[bytes]], int]] = {
+    "large_frames": (lambda: itertools.repeat(produce_frame(BODY_BYTES)), 8),
+    "empty_messages": (lambda: itertools.repeat(produce_frame(0)), 8),
+    "large_pulls": (lambda: pull_frames(max_bytes=PULL_BYTES, max_count=1_000_000), 8),
+    "filter_pulls": (lambda: pull_frames(filter="nothing > 5 AND region IN ('eu', 'us')"), 16),
+    "queries": (lambda: itertools.repeat(QUERY), 64),
 }
+"""Frames, and the number of them that are on the way at a time."""
 FLOODS_BY_FLUSH = {"async": tuple(FLOODS), "sync": ("large_frames", "empty_messages")}
 """Floods for each flush policy: only messages that must reach the disk are slower with sync flush."""
 SEND_MS_MAX = {

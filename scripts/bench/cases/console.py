@@ -19,12 +19,11 @@ from flintmq.client import Consumer, Message, Producer
 
 from ..bench import Bench
 from ..broker import Broker
-from ..browser import browser, paint_ms, shown_ms
 from ..load import QUEUES, TOPIC, FramePacker, fill, fill_topics
 from ..machine import cpu_seconds, resident_bytes, touch_memory
 from ..measure import BenchFailed, Case, Measure, Sample, Samples, Skipped, percentile
 from ..raw import RawClient
-from ..viewers import VIEWERS, create_users, viewers, witness
+from ..viewers import VIEWERS, browser, create_users, paint_ms, shown_ms, viewers, witness
 from .beside import SideProcess
 
 MESSAGES = 1_000_000
@@ -43,7 +42,6 @@ PROGRAM = "from flintmq.client.cli.main import main; main()"
 
 
 def samples(bench: Bench) -> Samples:
-    """Yield one sample per run."""
     with bench.store() as store:
         with Broker(store, "async", *SETTINGS) as broker:
             touch_memory(bench.touched_gib, bench.folder)

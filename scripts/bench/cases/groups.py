@@ -61,7 +61,6 @@ class Counted:
         self._lock = threading.Lock()
 
     def add(self, messages: int, body_bytes: int) -> None:
-        """Add to the count."""
         with self._lock:
             self.messages += messages
             self.body_bytes += body_bytes
@@ -74,7 +73,6 @@ class Counted:
         self.add(len(bodies), sum(map(len, bodies)))
 
     def message(self, message: StoredMessage) -> None:
-        """Handle a message."""
         self.add(1, len(message.body))
 
 
@@ -177,7 +175,6 @@ class Group:
     _moves: int = 0
 
     def without(self, member: PushConsumer) -> PushConsumer:
-        """Remove and return ``member``."""
         self.members.remove(member)
         return member
 

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import random
 import resource
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from flintmq.client import Consumer, Producer
+from flintmq.client import Producer
 from flintmq.protocol.commands import UPDATE_AND_CREATE_TOPIC
 from flintmq.protocol.frames import REQUEST, encode_frame
 
 from ..bench import Bench
 from ..broker import Broker
-from ..load import QUEUES, TOPIC, columns, single_frames, topic_name
+from ..load import TOPIC, columns, single_frames, topic_name
 from ..machine import Stopwatch, anonymous_bytes, many_files, touch_memory
 from ..measure import BenchFailed, Case, Measure, Result, Sample, Samples, Skipped, percentile
 from ..plot import Panel, draw
 from ..raw import RawClient, closed_loop, connected
-from .reads import pull, rate_of, read_all
+from .reads import pull, query, rate_of, read_all
 
 Sized: TypeAlias = Iterator[tuple[int, Sample] | Skipped]
 """The figures of each size by their names, or the reason why a size was left out."""
@@ -93,7 +91,6 @@ FULL_SIZE = 100_000_000
 """Size that is measured only on request: it takes 35 GB and several minutes."""
 MESSAGES_A_CALL = 100_000
 QUERIES = 5_000
-WARM_UP_QUERIES = 200
 UNSYNCED_MESSAGES = 200_000
 """Messages sent directly before the broker is killed."""
 _MESSAGE_DISK_BYTES = 330
@@ -122,16 +119,13 @@ def of_store(bench: Bench, count: int) -> Sample:
     """Return the figures of a store with ``count`` messages: filled, read, started after a stop and after a kill."""
     sample: Sample = {}
     with bench.store() as store:
-        with Broker(store, "async") as broker:
-            with RawClient(broker.address) as client:
-                client.create_topic(TOPIC, QUEUES)
-            touch_memory(bench.touched_gib, bench.folder)
+        with bench.broker_on(store) as broker:
             watch = Stopwatch(broker.pid)
             _send(broker, 0, count)
             broker.wait_until_caught_up()
             sample["rate"] = count / watch.seconds()
             sample["cpu"] = watch.broker_cpu_seconds() * 1e6 / count
-            sample["query"] = percentile(_query(broker, count, bench.count(QUERIES)), 0.99) * 1e3
+            sample["query"] = percentile(query(broker, key_of, count, bench.count(QUERIES), seed=count), 0.99) * 1e3
             sample["pull"] = _pull_all(broker, count)
             sample["memory"] = anonymous_bytes(broker.pid) / 1e6
         with Broker(store, "async") as broker:
@@ -159,23 +153,7 @@ def _send(broker: Broker, first: int, count: int) -> None:
 
 
 def key_of(number: int) -> str:
-    """Return the key of message ``number``."""
     return f"order-{number:08}"
-
-
-def _query(broker: Broker, stored: int, queries: int) -> list[float]:
-    """Return the seconds of each query by key for one of the stored messages."""
-    choose = random.Random(stored)
-    taken = []
-    with Consumer(broker.address) as consumer:
-        for _ in range(WARM_UP_QUERIES + queries):
-            key = key_of(choose.randrange(stored))
-            began = time.perf_counter()
-            found = consumer.query(TOPIC, key=key)
-            taken.append(time.perf_counter() - began)
-            if len(found) != 1:
-                raise BenchFailed(f"the query for key {key} found {len(found)} messages; expected 1")
-    return taken[WARM_UP_QUERIES:]
 
 
 def _pull_all(broker: Broker, stored: int) -> float:

@@ -70,7 +70,6 @@ LATE_SECONDS_MAX = 60.0
 
 
 def _push_samples(bench: Bench) -> Samples:
-    """Yield one sample per run."""
     count = bench.count(MESSAGES)
     with aiokafka(bench) as peer:
         for _ in range(bench.runs):

@@ -16,7 +16,7 @@ from flintmq.testing.started_broker import broker_environment
 
 from ..bench import Bench
 from ..broker import Broker
-from ..load import QUEUES, TOPIC, fill, fill_topics
+from ..load import TOPIC, fill, fill_topics
 from ..machine import many_files, resident_bytes, touch_memory
 from ..measure import BenchFailed, Case, Measure, Sample, Samples
 from ..raw import RawClient
@@ -29,12 +29,13 @@ DERIVED = ("consumequeue", "index")
 
 
 def _start_samples(bench: Bench) -> Samples:
-    """Yield one sample per run."""
     count = bench.count(START_MESSAGES)
     for _ in range(bench.runs):
         with bench.store() as store:
-            touch_memory(bench.touched_gib, bench.folder)
-            fill_and_kill(store, count)
+            with bench.broker_on(store) as broker:
+                fill(broker.address, count, START_BODY_BYTES)
+                broker.wait_until_caught_up()
+                broker.kill()
             touch_memory(bench.touched_gib, bench.folder)
             after_kill, recovery = start_and_kill(store, count)
             for folder in DERIVED:
@@ -42,16 +43,6 @@ def _start_samples(bench: Bench) -> Samples:
             touch_memory(bench.touched_gib, bench.folder)
             _, rebuild = start_and_kill(store, count)
             yield {"start": after_kill, "recovery": recovery, "rebuild": count / rebuild}
-
-
-def fill_and_kill(store: Path, count: int) -> None:
-    """Return a store whose broker was killed after ``count`` messages were acknowledged and dispatched."""
-    with Broker(store, "async") as broker:
-        with RawClient(broker.address) as client:
-            client.create_topic(TOPIC, QUEUES)
-        fill(broker.address, count, START_BODY_BYTES)
-        broker.wait_until_caught_up()
-        broker.kill()
 
 
 def start_and_kill(store: Path, count: int) -> tuple[float, float]:
@@ -77,7 +68,6 @@ START = Case(
 
 
 def _idle_samples(bench: Bench) -> Samples:
-    """Yield one sample per run."""
     _start_empty(bench)  # loads the broker's files and kernels into the page cache
     for _ in range(bench.runs):
         yield _start_empty(bench)
@@ -107,7 +97,6 @@ LARGE_FRAME_BYTES = 512 * 1024
 
 
 def _footprint_samples(bench: Bench) -> Samples:
-    """Yield one sample per run."""
     for _ in range(bench.runs):
         sample: Sample = {}
         with bench.store() as store, Broker(store, "async") as broker:
@@ -180,9 +169,7 @@ def _tools_samples(bench: Bench) -> Samples:
     """Yield one sample per run: the store is created once, and verified and rebuilt in each run."""
     count = bench.count(TOOLS_MESSAGES)
     with bench.store() as store:
-        with Broker(store, "async") as broker:
-            with RawClient(broker.address) as client:
-                client.create_topic(TOPIC, QUEUES)
+        with bench.broker_on(store) as broker:
             fill(broker.address, count)
             broker.wait_until_caught_up()
         verify(store, count)  # loads the files into the page cache

@@ -45,7 +45,6 @@ _ROCKETMQ_SETTINGS = {
 
 
 def samples(bench: Bench) -> Samples:
-    """Yield one sample per run."""
     if bench.alone:
         raise Skipped("the comparison with RocketMQ is off (--alone)")
     with bench.store() as folder:

@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from flintmq.client import Admin, Message, Producer
-from lib.ledger import Ledger
-from lib.replica_servers import ReplicaServers, SetFailed
+from flintmq.client import Admin, Producer
+from lib.replica_servers import Ledger, ReplicaServers, SetFailed
 
 from ..bench import Bench
 from ..load import QUEUES, TOPIC, columns
 from ..machine import cpu_seconds
 from ..measure import BenchFailed, Case, Measure, Sample, Samples, Skipped, percentile
 from ..raw import RawClient
+from .sends import seconds_of_sends
 
 LEASE_MS = 5_000
 SINGLE_SENDS = 3_000
@@ -38,7 +38,6 @@ BETWEEN_S = 0.5
 
 
 def samples(bench: Bench) -> Samples:
-    """Yield one sample per run."""
     for _ in range(bench.runs):
         sample: Sample = {}
         with bench.broker("sync") as broker:
@@ -80,14 +79,7 @@ def replica_set(bench: Bench, members: str) -> Iterator[ReplicaServers]:
 
 def send_one_by_one(address: str, count: int) -> float:
     """Return the median time of one acknowledged send, in seconds."""
-    load = columns(count + WARM_UP_SENDS)
-    taken = []
-    with Producer(address) as producer:
-        for body, key in zip(load.bodies, load.keys, strict=True):
-            began = time.perf_counter()
-            producer.send(Message(TOPIC, body, keys=(key,)))
-            taken.append(time.perf_counter() - began)
-    return percentile(taken[WARM_UP_SENDS:], 0.50)
+    return percentile(seconds_of_sends(address, count, WARM_UP_SENDS), 0.50)
 
 
 def send_bulks(address: str, count: int) -> float:

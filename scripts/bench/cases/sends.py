@@ -23,7 +23,6 @@ from ..raw import TIMEOUT_SECONDS, RawClient, closed_loop, connected
 
 
 def messages_of(load: Columns) -> list[Message]:
-    """Return a Message for each body."""
     return [Message(TOPIC, body, keys=(key,)) for body, key in zip(load.bodies, load.keys, strict=True)]
 
 
@@ -298,17 +297,22 @@ def _single_samples(bench: Bench) -> Samples:
 
 
 def send_one_by_one(broker: Broker, count: int) -> list[float]:
-    """Return the seconds of each ``send``."""
-    messages = messages_of(columns(count + SINGLE_WARM_UP_MESSAGES))
+    """Return the seconds of each ``send``, and check that all messages are stored."""
+    taken = seconds_of_sends(broker.address, count, SINGLE_WARM_UP_MESSAGES)
+    broker.wait_until_caught_up()
+    broker.check_stored(TOPIC, count + SINGLE_WARM_UP_MESSAGES)
+    return taken
+
+
+def seconds_of_sends(address: str, count: int, warm_up: int) -> list[float]:
+    """Return the seconds of each ``send`` after the first ``warm_up``."""
     taken = []
-    with Producer(broker.address) as producer:
-        for message in messages:
+    with Producer(address) as producer:
+        for message in messages_of(columns(count + warm_up)):
             began = time.perf_counter()
             producer.send(message)
             taken.append(time.perf_counter() - began)
-    broker.wait_until_caught_up()
-    broker.check_stored(TOPIC, len(messages))
-    return taken[SINGLE_WARM_UP_MESSAGES:]
+    return taken[warm_up:]
 
 
 SINGLE = Case(

@@ -7,16 +7,14 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from flintmq.client import Message, Producer
 from flintmq.client.core.consume.batch import EVERYTHING
 
 from ..bench import Bench
 from ..load import BODY_BYTES, TOPIC
 from ..measure import BenchFailed, Case, Measure, Sample, Samples, percentile
+from ..paced_sender import MESSAGES_A_SECOND, send_paced
 from ..raw import RawClient
-from ..spark import jobs
-from ..spark.driver import spark_version
-from ..spark.jobs import STAMP, Source
+from ..spark import driver
 from ..spark.sides import KAFKA, RATIO, Side, SideBySide, compared, measures, side_by_side
 
 if TYPE_CHECKING:
@@ -34,10 +32,10 @@ def _batch_samples(bench: Bench) -> Samples:
         for _ in range(bench.runs):
             yield _batch_run(both)
         both.stop_flintmq()
-        archive = Side("", Source("flintmq-store", path=str(both.store)))
+        archive = Side("", driver.Source("flintmq-store", path=str(both.store)))
         both.check(archive.source)
         for _ in range(bench.runs):
-            yield both.run("archive", archive, jobs.to_noop)
+            yield both.run("archive", archive, driver.to_noop)
         both.end()
 
 
@@ -45,9 +43,9 @@ def _batch_run(both: SideBySide) -> Sample:
     """Read each side into the no-op sink, then each into Parquet."""
     sample: Sample = {}
     for side in both.sides:
-        sample |= both.run("noop", side, jobs.to_noop)
+        sample |= both.run("noop", side, driver.to_noop)
     for side in both.sides:
-        sample |= both.run("parquet", side, jobs.to_parquet, both.folder / "parquet")
+        sample |= both.run("parquet", side, driver.to_parquet, both.folder / "parquet")
     return sample | compared(sample, "noop") | compared(sample, "parquet")
 
 
@@ -56,7 +54,7 @@ SPARK_BATCH = Case(
     "Spark, batch: 2 M rows, all columns, local[2] and the broker on the same cores",
     (
         *measures("noop", "→ noop", 1_000_000, ratio=1.5),
-        *measures("parquet", f"→ Parquet ({jobs.PARQUET_CODEC})", 350_000, ratio=1.2),
+        *measures("parquet", f"→ Parquet ({driver.PARQUET_CODEC})", 350_000, ratio=1.2),
         *measures("archive", "from the store's files, no broker → noop", 1_200_000),
     ),
     _batch_samples,
@@ -68,7 +66,6 @@ STREAM_MESSAGES = 3_000_000
 
 
 def _stream_samples(bench: Bench) -> Samples:
-    """Yield one sample per run."""
     with side_by_side(bench, bench.count(STREAM_MESSAGES)) as both:
         _stream_run(both)  # warm up Java's JIT compiler
         for _ in range(bench.runs):
@@ -80,7 +77,7 @@ def _stream_run(both: SideBySide) -> Sample:
     """Stream each side into the no-op sink, with a new checkpoint for each query."""
     sample: Sample = {}
     for side in both.sides:
-        sample |= both.run("stream", side, jobs.stream_to_noop, both.folder)
+        sample |= both.run("stream", side, driver.stream_to_noop, both.folder)
     return sample | compared(sample, "stream")
 
 
@@ -93,7 +90,6 @@ SPARK_STREAM = Case(
 
 # ---- spark-latency: from ``send`` to a sink at 500 messages per second, one micro-batch after another.
 
-MESSAGES_A_SECOND = 500
 WARM_UP_SECONDS = 10
 MEASURED_SECONDS = 20
 LATE_SECONDS_MAX = 60.0
@@ -118,35 +114,31 @@ def _latency_samples(bench: Bench) -> Samples:
         both.end()
 
 
+def stamp_micros() -> bytes:
+    """Return the present time as the start of a body, as Kafka's producer writes it."""
+    return driver.STAMP.pack(time.time_ns() // 1000)
+
+
 def _latencies(both: SideBySide, side: Side, warm_up: int, measured: int) -> list[float]:
     """Return the milliseconds from the creation of each message until the sink had it, without the warm-up."""
-    both.driver.call(jobs.start_noting, side.source, both.folder)
+    both.driver.call(driver.start_noting, side.source, both.folder)
     count = (warm_up + measured) * MESSAGES_A_SECOND
     began = time.time_ns() // 1000
     if side.suffix == KAFKA:
         assert both.kafka is not None
         with both.kafka.pace(count, BODY_BYTES, MESSAGES_A_SECOND) as sender:
-            noted = both.driver.call(jobs.stop_noting, began, count, warm_up + measured + LATE_SECONDS_MAX)
+            noted = both.driver.call(driver.stop_noting, began, count, warm_up + measured + LATE_SECONDS_MAX)
             if sender.wait(LATE_SECONDS_MAX):
                 raise BenchFailed(f"Kafka's producer ended with {sender.returncode}")
     else:
-        thread = threading.Thread(target=send_paced, args=(both.flintmq.address, count), daemon=True)
+        thread = threading.Thread(
+            target=send_paced, args=(both.flintmq.address, count, None, stamp_micros), daemon=True
+        )
         thread.start()
-        noted = both.driver.call(jobs.stop_noting, began, count, warm_up + measured + LATE_SECONDS_MAX)
+        noted = both.driver.call(driver.stop_noting, began, count, warm_up + measured + LATE_SECONDS_MAX)
         thread.join()
     first = noted[0][0] + warm_up * 1_000_000
     return [(arrived - made) / 1000 for made, arrived in noted if made >= first]
-
-
-def send_paced(address: str, count: int) -> None:
-    """Send one message every 1/500 s, whose body begins with the time."""
-    filler = bytes(BODY_BYTES - STAMP.size)
-    with Producer(address) as producer:
-        begin = time.perf_counter()
-        for number in range(count):
-            time.sleep(max(0.0, begin + number / MESSAGES_A_SECOND - time.perf_counter()))
-            body = STAMP.pack(time.time_ns() // 1000) + filler
-            producer.send(Message(TOPIC, body, keys=(f"order-{number:08}",)))
 
 
 SPARK_LATENCY = Case(
@@ -164,16 +156,13 @@ SPARK_LATENCY = Case(
 
 # ---- spark-decode: pull responses to record batches with all columns, on one core, without Spark or broker load.
 
-if TYPE_CHECKING:
-    from flintmq.client.arrow.stream import PulledRows
-
 DECODED_MESSAGES = 1_000_000
 PULL_TIMEOUT_SECONDS = 30.0
 
 
 def _decode_samples(bench: Bench) -> Samples:
     """Yield one sample per run. The responses are in memory; only the work of a Spark task is measured."""
-    spark_version()  # the extra installs Arrow as well
+    driver.spark_version()  # the extra installs Arrow as well
     count = bench.count(DECODED_MESSAGES)
     with bench.filled(count) as (broker, _):
         answers = list(pull_all(broker.address))

@@ -21,6 +21,7 @@ from ..broker import Broker
 from ..load import TOPIC, Columns, columns
 from ..measure import Case, Measure, Sample, Samples, Skipped
 from .groups import BATCH, consume
+from .sends import messages_of
 
 SINGLES = 2_000
 SEVERAL = 50_000
@@ -33,7 +34,6 @@ _Measured = Callable[[], float]
 
 
 def samples(bench: Bench) -> Samples:
-    """Yield one sample per run."""
     if importlib.util.find_spec("opentelemetry.sdk") is None:
         raise Skipped("the extras `otel` and `test` are not installed")
     from ..tracers import TimedSends, bare_seconds, ways
@@ -87,16 +87,12 @@ def _figures(name: str, taken: dict[str, float]) -> Sample:
     return added | own
 
 
-def _messages(load: Columns) -> list[Message]:
-    return [Message(TOPIC, body, keys=(key,)) for body, key in zip(load.bodies, load.keys, strict=True)]
-
-
 def _singles(producer: Producer, load: Columns, ways: Mapping[str, Any]) -> dict[str, float]:
     """Return the microseconds that a single send takes with each way to trace: the medians, as each message is sent in
     all ways, one after the other, because the client spins while it waits, and how long changes from second to
     second."""
     taken: dict[str, list[float]] = {key: [] for key in ways}
-    for message in _messages(load):
+    for message in messages_of(load):
         for key, way in ways.items():
             with _installed(way):
                 began = time.thread_time()
@@ -106,7 +102,7 @@ def _singles(producer: Producer, load: Columns, ways: Mapping[str, Any]) -> dict
 
 
 def _many(producer: Producer, load: Columns) -> _Measured:
-    messages = _messages(load)
+    messages = messages_of(load)
 
     def measured() -> float:
         began = time.process_time()

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -20,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from lib.replica_servers import free_ports
 
 from ..bench import Bench
 from ..environment import clean_environment, install
@@ -50,7 +51,6 @@ class Jars:
 
     @property
     def kafka_version(self) -> str:
-        """Version of the broker."""
         return _version(self.broker, "kafka-server")
 
     @property
@@ -76,7 +76,8 @@ def get_jars(spark_version: str | None) -> Jars:
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
             folder = Path(scratch) / "made"
             folder.mkdir()
-            _fetch_broker(folder)
+            if said := _class_path("broker", folder / _BROKER):
+                raise Skipped(f"Maven cannot get Kafka's jars; is there a network? {said}")
             if spark_version is not None:
                 _fetch_connector(folder, spark_version)
             _compile(folder, sources[1:])
@@ -98,11 +99,6 @@ def _check_programs() -> None:
 def _complete(made: Path, wanted: list[str]) -> bool:
     paths = [made / name for name in wanted]
     return all(path.exists() and all(map(os.path.exists, path.read_text().split(os.pathsep))) for path in paths)
-
-
-def _fetch_broker(folder: Path) -> None:
-    if said := _class_path("broker", folder / _BROKER):
-        raise Skipped(f"Maven cannot get Kafka's jars; is there a network? {said}")
 
 
 def _fetch_connector(folder: Path, spark_version: str) -> None:
@@ -149,15 +145,10 @@ CLIENT_SECONDS_MAX = 120.0
 STOP_SECONDS_MAX = 20.0
 
 _CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
-_BROKER_OPTIONS = (
-    # The options of Kafka's own start script.
-    "-Xms1G",
-    "-Xmx1G",
-    "-XX:+UseG1GC",
-    "-XX:MaxGCPauseMillis=20",
-    "-XX:InitiatingHeapOccupancyPercent=35",
-    "-XX:+ExplicitGCInvokesConcurrent",
-)
+_BROKER_OPTIONS = """
+    -Xms1G -Xmx1G -XX:+UseG1GC -XX:MaxGCPauseMillis=20 -XX:InitiatingHeapOccupancyPercent=35
+    -XX:+ExplicitGCInvokesConcurrent
+""".split()  # those of Kafka's own start script
 _QUIET_CLIENT = ("-Dorg.apache.logging.log4j.level=WARN", "-Xmx512m")
 _STARTS_MAX = 3
 _POLL_SECONDS = 0.02
@@ -206,7 +197,6 @@ class Kafka:
 
     @property
     def pid(self) -> int:
-        """Process id of the broker."""
         return self._process.pid
 
     def fill(self, bodies: Iterable[bytes], count: int, body_bytes: int) -> None:
@@ -225,7 +215,7 @@ class Kafka:
         return self._start_client("pace", count, body_bytes, per_second)
 
     def _start(self) -> None:
-        port, controller_port = _free_ports(2)
+        port, controller_port = free_ports(2)
         self.address = f"127.0.0.1:{port}"
         log = self._folder / f"log-{port}"
         log.mkdir(parents=True)
@@ -291,16 +281,6 @@ class Kafka:
             raise
         if client.returncode:
             raise BenchFailed(f"Kafka's client ended with {client.returncode}: {said.decode(errors='replace')[-2000:]}")
-
-
-def _free_ports(count: int) -> list[int]:
-    """Return free ports of loopback."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [sock.getsockname()[1] for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()
 
 
 # ---- aiokafka, in an environment of its own.

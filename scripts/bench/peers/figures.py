@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 BODY_BYTES = 100
 WINDOW = 64
@@ -16,12 +16,10 @@ _FILLER = bytes(BODY_BYTES - _STAMP.size)
 
 
 def stamped_body() -> bytes:
-    """Return a body that begins with the current time."""
     return _STAMP.pack(time.monotonic()) + _FILLER
 
 
 def seconds_since(body: bytes) -> float:
-    """Return the seconds since the time in a body."""
     began: float = _STAMP.unpack_from(body)[0]
     return time.monotonic() - began
 
@@ -34,6 +32,26 @@ def seconds_until(begin: float, number: int, per_second: int) -> float:
 def percentile(taken: Sequence[float], share: float) -> float:
     """Return the value that ``share`` (0 to 1) of ``taken`` do not exceed, as FlintMQ's own cases do."""
     return sorted(taken)[max(0, math.ceil(share * len(taken)) - 1)]
+
+
+def single_sends(send: Callable[[int], object], count: int, warm_up: int) -> dict[str, float]:
+    """Return what ``single_figures`` says of ``send``, called with one number after the other."""
+    taken = []
+    for number in range(count + warm_up):
+        began = time.perf_counter()
+        send(number)
+        taken.append(time.perf_counter() - began)
+    return single_figures(taken[warm_up:])
+
+
+def batch_sends(send: Callable[[int], object], count: int, warm_up: int) -> dict[str, float]:
+    """Return the messages per second of ``send``, which sends 64 messages from a number on."""
+    for first in range(0, warm_up, WINDOW):
+        send(first)
+    began = time.perf_counter()
+    for first in range(0, count, WINDOW):
+        send(first)
+    return {"rate": count / (time.perf_counter() - began)}
 
 
 def single_figures(taken: Sequence[float]) -> dict[str, float]:

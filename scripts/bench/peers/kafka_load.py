@@ -12,8 +12,8 @@ import sys
 import threading
 import time
 
+import figures
 from confluent_kafka import Consumer, Producer, TopicPartition
-from figures import BODY_BYTES, WINDOW, end_to_end_figures, seconds_since, seconds_until, single_figures, stamped_body
 
 TOPIC = "bench"
 
@@ -31,25 +31,14 @@ def send(client: Producer, count: int, number: int, body: bytes) -> None:
 
 
 def single(address: str, count: int, warm_up: int) -> dict[str, float]:
-    """Send one message at a time."""
-    client, body, taken = producer(address), bytes(BODY_BYTES), []
-    for number in range(count + warm_up):
-        began = time.perf_counter()
-        send(client, 1, number, body)
-        taken.append(time.perf_counter() - began)
-    del taken[:warm_up]
-    return single_figures(taken)
+    client, body = producer(address), bytes(figures.BODY_BYTES)
+    return figures.single_sends(lambda number: send(client, 1, number, body), count, warm_up)
 
 
 def batch(address: str, count: int, warm_up: int) -> dict[str, float]:
     """Send 64 messages, wait for all acknowledgements, and repeat."""
-    client, body = producer(address), bytes(BODY_BYTES)
-    for first in range(0, warm_up, WINDOW):
-        send(client, WINDOW, first, body)
-    began = time.perf_counter()
-    for first in range(0, count, WINDOW):
-        send(client, WINDOW, first, body)
-    return {"rate": count / (time.perf_counter() - began)}
+    client, body = producer(address), bytes(figures.BODY_BYTES)
+    return figures.batch_sends(lambda first: send(client, figures.WINDOW, first, body), count, warm_up)
 
 
 def end_to_end(address: str, count: int, warm_up: int, per_second: int) -> dict[str, float]:
@@ -61,8 +50,8 @@ def end_to_end(address: str, count: int, warm_up: int, per_second: int) -> dict[
     def pace() -> None:
         begin = time.monotonic()
         for number in range(expected):
-            time.sleep(seconds_until(begin, number, per_second))
-            send(client, 1, number, stamped_body())
+            time.sleep(figures.seconds_until(begin, number, per_second))
+            send(client, 1, number, figures.stamped_body())
 
     reader = Consumer({"bootstrap.servers": address, "group.id": "bench", "enable.auto.commit": False})
     reader.assign([TopicPartition(TOPIC, 0, 0)])
@@ -71,15 +60,14 @@ def end_to_end(address: str, count: int, warm_up: int, per_second: int) -> dict[
     while len(taken) < expected:
         record = reader.poll(5)
         if record is not None and record.error() is None:
-            taken.append(seconds_since(record.value()))
+            taken.append(figures.seconds_since(record.value()))
     sender.join()
     reader.close()
     del taken[:warm_up]
-    return end_to_end_figures(taken)
+    return figures.end_to_end_figures(taken)
 
 
 if __name__ == "__main__":
     command, address, *numbers = sys.argv[1:]
-    print(
-        json.dumps({"single": single, "batch": batch, "end_to_end": end_to_end}[command](address, *map(int, numbers)))
-    )
+    found = {"single": single, "batch": batch, "end_to_end": end_to_end}[command](address, *map(int, numbers))
+    print(json.dumps(found))

@@ -20,7 +20,6 @@ SUBJECT = "bench"
 
 
 async def single(stream: Any, count: int, warm_up: int) -> dict[str, float]:
-    """Send one message at a time."""
     body, taken = bytes(BODY_BYTES), []
     for _ in range(count + warm_up):
         began = time.perf_counter()

@@ -14,9 +14,9 @@ import sys
 import threading
 import time
 
+import figures
 import redis
 import redis.asyncio
-from figures import BODY_BYTES, WINDOW, end_to_end_figures, seconds_since, seconds_until, single_figures, stamped_body
 
 STREAM = "bench"
 
@@ -27,31 +27,23 @@ def connect(address: str) -> redis.Redis:
 
 
 def single(client: redis.Redis, count: int, warm_up: int) -> dict[str, float]:
-    """Send one message at a time."""
-    body, taken = bytes(BODY_BYTES), []
-    for number in range(count + warm_up):
-        began = time.perf_counter()
-        client.xadd(STREAM, {"key": f"order-{number:08}", "body": body})
-        taken.append(time.perf_counter() - began)
-    del taken[:warm_up]
-    return single_figures(taken)
+    body = bytes(figures.BODY_BYTES)
+    return figures.single_sends(
+        lambda number: client.xadd(STREAM, {"key": f"order-{number:08}", "body": body}), count, warm_up
+    )
 
 
 def batch(client: redis.Redis, count: int, warm_up: int) -> dict[str, float]:
     """Send pipelines of 64 messages."""
-    body = bytes(BODY_BYTES)
+    body = bytes(figures.BODY_BYTES)
 
-    def send(messages: int) -> None:
-        for first in range(0, messages, WINDOW):
-            pipeline = client.pipeline(transaction=False)
-            for number in range(first, first + WINDOW):
-                pipeline.xadd(STREAM, {"key": f"order-{number:08}", "body": body})
-            pipeline.execute()
+    def send(first: int) -> None:
+        pipeline = client.pipeline(transaction=False)
+        for number in range(first, first + figures.WINDOW):
+            pipeline.xadd(STREAM, {"key": f"order-{number:08}", "body": body})
+        pipeline.execute()
 
-    send(warm_up)
-    began = time.perf_counter()
-    send(count)
-    return {"rate": count / (time.perf_counter() - began)}
+    return figures.batch_sends(send, count, warm_up)
 
 
 def tasks(client: redis.Redis, count: int, warm_up: int) -> dict[str, float]:
@@ -61,17 +53,17 @@ def tasks(client: redis.Redis, count: int, warm_up: int) -> dict[str, float]:
 
 
 async def _tasks(host: str, port: int, count: int, warm_up: int) -> dict[str, float]:
-    body = bytes(BODY_BYTES)
+    body = bytes(figures.BODY_BYTES)
     async with redis.asyncio.Redis(host=host, port=port) as client:
 
         async def send(messages: int) -> None:
-            for number in range(messages // WINDOW):
+            for number in range(messages // figures.WINDOW):
                 await client.xadd(STREAM, {"key": f"order-{number:08}", "body": body})
 
-        await asyncio.gather(*[send(warm_up) for _ in range(WINDOW)])
+        await asyncio.gather(*[send(warm_up) for _ in range(figures.WINDOW)])
         began = time.perf_counter()
-        await asyncio.gather(*[send(count) for _ in range(WINDOW)])
-        return {"rate": count // WINDOW * WINDOW / (time.perf_counter() - began)}
+        await asyncio.gather(*[send(count) for _ in range(figures.WINDOW)])
+        return {"rate": count // figures.WINDOW * figures.WINDOW / (time.perf_counter() - began)}
 
 
 def end_to_end(address: str, count: int, warm_up: int, per_second: int) -> dict[str, float]:
@@ -83,8 +75,8 @@ def end_to_end(address: str, count: int, warm_up: int, per_second: int) -> dict[
         client = connect(address)
         begin = time.monotonic()
         for number in range(expected):
-            time.sleep(seconds_until(begin, number, per_second))
-            body = stamped_body()
+            time.sleep(figures.seconds_until(begin, number, per_second))
+            body = figures.stamped_body()
             client.xadd(STREAM, {"key": f"order-{number:08}", "body": body})
 
     sender = threading.Thread(target=pace, daemon=True)
@@ -92,20 +84,17 @@ def end_to_end(address: str, count: int, warm_up: int, per_second: int) -> dict[
     sender.start()
     while len(taken) < expected:
         for _, entries in reader.xread({STREAM: last}, block=5_000):
-            taken.extend(seconds_since(fields[b"body"]) for _, fields in entries)
+            taken.extend(figures.seconds_since(fields[b"body"]) for _, fields in entries)
             last = entries[-1][0]
     sender.join()
     del taken[:warm_up]
-    return end_to_end_figures(taken)
+    return figures.end_to_end_figures(taken)
 
 
 if __name__ == "__main__":
     command, address, *numbers = sys.argv[1:]
     if command == "end_to_end":
-        print(json.dumps(end_to_end(address, *map(int, numbers))))
+        found = end_to_end(address, *map(int, numbers))
     else:
-        print(
-            json.dumps(
-                {"single": single, "batch": batch, "tasks": tasks}[command](connect(address), *map(int, numbers))
-            )
-        )
+        found = {"single": single, "batch": batch, "tasks": tasks}[command](connect(address), *map(int, numbers))
+    print(json.dumps(found))

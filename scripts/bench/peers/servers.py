@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from lib.replica_servers import free_ports
+
 from ..kafka.server import Kafka, get_jars
 from ..measure import BenchFailed, Skipped
 
@@ -37,23 +39,10 @@ Start = Callable[[Path, str], AbstractContextManager[Server]]
 @contextmanager
 def redis(folder: Path, flush: str) -> Iterator[Server]:
     """Run Redis with an append-only file: ``everysec`` for async, ``always`` for sync."""
-    port = _free_port()
+    (port,) = free_ports(1)
     policy = {"async": "everysec", "sync": "always"}[flush]
-    command = [
-        _installed("redis-server"),
-        "--port",
-        str(port),
-        "--bind",
-        "127.0.0.1",
-        "--dir",
-        str(folder),
-        "--appendonly",
-        "yes",
-        "--appendfsync",
-        policy,
-        "--save",
-        "",
-    ]
+    options = f"--port {port} --bind 127.0.0.1 --appendonly yes --appendfsync {policy}".split()
+    command = [_installed("redis-server"), *options, "--dir", str(folder), "--save", ""]
     with _process(command, folder, port) as server:
         yield server
 
@@ -61,7 +50,7 @@ def redis(folder: Path, flush: str) -> Iterator[Server]:
 @contextmanager
 def nats(folder: Path, flush: str) -> Iterator[Server]:
     """Run NATS with JetStream: the default interval for async, ``sync_interval: always`` for sync."""
-    port = _free_port()
+    (port,) = free_ports(1)
     interval = ", sync_interval: always" if flush == "sync" else ""
     settings = folder / "nats.conf"
     settings.write_text(f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{folder}"{interval} }}\n')
@@ -112,9 +101,3 @@ def _installed(program: str) -> str:
     if path is None:
         raise Skipped(f"{program} is not installed: install it with the system's packages")
     return path
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port

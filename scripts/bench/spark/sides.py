@@ -10,14 +10,12 @@ from typing import Any
 
 from ..bench import Bench
 from ..broker import Broker
-from ..kafka.server import ALONE, Jars, Kafka, get_jars
+from ..kafka.server import ALONE, Kafka, get_jars
 from ..load import BODY_BYTES, QUEUES, TOPIC, blocks, fill
 from ..machine import cpu_seconds, touch_memory
 from ..measure import BenchFailed, Measure, Sample, Skipped
 from ..raw import RawClient
-from . import jobs
-from .driver import MASTER, Driver, spark_version
-from .jobs import Source, Work
+from .driver import MASTER, Driver, Source, Work, count_rows, spark_version
 
 KAFKA = "_kafka"
 RATIO = "_ratio"
@@ -64,7 +62,7 @@ class SideBySide:
 
     def check(self, source: Source) -> None:
         """Raise ``BenchFailed`` unless Spark finds exactly the stored messages with all their bytes."""
-        rows, body_bytes = self.driver.call(jobs.count, source)
+        rows, body_bytes = self.driver.call(count_rows, source)
         if (rows, body_bytes) != (self.count, self.count * BODY_BYTES):
             raise BenchFailed(f"{source.format} gave {rows:,} messages of {body_bytes:,} bytes; stored: {self.count:,}")
 
@@ -96,7 +94,12 @@ def side_by_side(bench: Bench, count: int) -> Iterator[SideBySide]:
     Raises ``Skipped`` if Spark is not installed.
     """
     version = spark_version()
-    jars, without_kafka = (None, ALONE) if bench.alone else _jars(version)
+    jars, without_kafka = None, ALONE
+    if not bench.alone:
+        try:
+            jars, without_kafka = get_jars(version), ""
+        except Skipped as reason:
+            without_kafka = str(reason)
     compared_with = "no Kafka" if jars is None else f"Kafka {jars.kafka_version}, connector {jars.connector_version}"
     bench.note(f"Spark {version}, {MASTER}, {compared_with}, both with their defaults")
     with ExitStack() as stack:
@@ -118,13 +121,6 @@ def side_by_side(bench: Bench, count: int) -> Iterator[SideBySide]:
         for side in both.sides:
             both.check(side.source)
         yield both
-
-
-def _jars(version: str) -> tuple[Jars | None, str]:
-    try:
-        return get_jars(version), ""
-    except Skipped as reason:
-        return None, str(reason)
 
 
 def compared(sample: Sample, name: str) -> Sample:

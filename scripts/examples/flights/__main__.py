@@ -25,7 +25,6 @@ TOPIC_DEFAULT = "flights"
 ALERTS_DEFAULT = "flight-alerts"
 BROKER_DEFAULT = "127.0.0.1:10911"
 TIMEOUT_SECONDS = 10.0
-DIFFERENCES_SHOWN = 10
 SPARK_LOG = "spark.log"
 FOLDER = click.Path(file_okay=False, path_type=Path, resolve_path=True)
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -178,7 +177,7 @@ def verify(broker: str, alerts_topic: str, parquet: Path, csv: Path | None, mast
         spark_session(Path(folder, SPARK_LOG), master, is_short_run=True) as spark,
     ):
         verified = verification.verify(spark, parquet, broker, alerts_topic, expected)
-    verified.raise_for_differences(DIFFERENCES_SHOWN)
+    verified.raise_for_differences()
     click.echo(
         f"{verified.departures:,} departures in {verified.hours:,} rows and {verified.alerts:,} alerts "
         f"({verified.repeated_alerts:,} of them repeated): as in the CSV"

@@ -23,14 +23,20 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, TextIO
 
-from flintmq.client import Admin, InvalidArgument, Message, Producer
-
-from .errors import FlightsUnavailable, InvalidFlights
+from flintmq.client import Admin, ConfigurationError, InvalidArgument, Message, Producer
 
 Row = dict[str, str]
 
 NOT_AVAILABLE = "NA"
 """The CSV's text for a missing value, such as the departure time of a cancelled flight."""
+
+
+class InvalidFlights(InvalidArgument):
+    """Error: the CSV file is missing or has no flights. The message names the file and the line or column."""
+
+
+class FlightsUnavailable(ConfigurationError):
+    """Error: no CSV file was named, and the package that contains one is not installed."""
 
 
 def _text(value: str) -> str | None:
@@ -131,7 +137,6 @@ def _event_time(time_hour: str) -> datetime:
 
 
 def message_of(flight: Flight, topic: str) -> Message:
-    """Encode a flight as a message."""
     values = flight.values
     keys = [f"{values['carrier']}{values['flight']}", *([values["tailnum"]] if values["tailnum"] else [])]
     return Message(topic, encode(values), keys=keys, tags=values["origin"])
@@ -146,7 +151,6 @@ _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 def encode(values: dict[str, Any]) -> bytes:
-    """Encode values as the body of a message."""
     return _encoder.encode(values).encode()
 
 

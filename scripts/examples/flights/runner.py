@@ -20,16 +20,23 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flintmq.client import Admin, InvalidArgument
+from flintmq.client import Admin, FlintError, InvalidArgument
 from flintmq.client.spark import SparkUnavailable, session
 
 from . import queries
-from .errors import InvalidFolder, QueryFailed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+
+class InvalidFolder(InvalidArgument):
+    """Error: a folder cannot be used for the results. Nothing in it was changed."""
+
+
+class QueryFailed(FlintError):
+    """Error: a streaming query failed. The message says which one, why, and how to continue."""
 
 
 # ---- The folder of the results and Spark's checkpoints, checked before Spark starts because Spark does not check it.
@@ -55,7 +62,6 @@ class ResultsFolder:
 
     @property
     def checkpoint(self) -> Path:
-        """Return the folder of the checkpoints."""
         return self.path / CHECKPOINT
 
     @contextlib.contextmanager

@@ -10,10 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flintmq.client import Consumer, StoredMessage
+from flintmq.client import Consumer, FlintError, StoredMessage
 
-from .errors import ResultsDiffer
-from .flight import Flight, read_flights
+from .flight import read_flights
 from .queries import ALERT_MINUTES
 
 if TYPE_CHECKING:
@@ -22,7 +21,16 @@ if TYPE_CHECKING:
 MEAN_TOLERANCE = 1e-9
 """Minutes by which a mean may differ: the sums are exact, the division rounds."""
 TIMEOUT_SECONDS = 60.0
+DIFFERENCES_SHOWN = 10
 ALERT_FIELDS = ("time_hour", "carrier", "flight", "tailnum", "origin", "dest", "dep_delay")
+
+
+class ResultsDiffer(FlintError):
+    """Error: the results differ from the CSV; ``differences`` describes each difference."""
+
+    def __init__(self, message: str, differences: list[str]) -> None:
+        super().__init__(message)
+        self.differences = differences
 
 
 class Hour(NamedTuple):
@@ -53,14 +61,9 @@ class Expected:
     @classmethod
     def of_csv(cls, path: Path) -> Expected:
         """Compute the results of a CSV file. Raises ``InvalidFlights``."""
-        return cls.of(read_flights(path))
-
-    @classmethod
-    def of(cls, flights: Iterable[Flight]) -> Expected:
-        """Compute the results of ``flights``."""
         expected = cls()
         delays: dict[Hour, list[int]] = {}
-        for flight in flights:
+        for flight in read_flights(path):
             values = flight.values
             if not flight.is_departure:
                 continue
@@ -85,7 +88,7 @@ class Verification:
     """Number of alerts found again with the same content: the sink promises at-least-once delivery."""
     differences: list[str] = field(default_factory=list)
 
-    def raise_for_differences(self, shown_max: int) -> None:
+    def raise_for_differences(self, shown_max: int = DIFFERENCES_SHOWN) -> None:
         """Raise ``ResultsDiffer`` if there are differences; its message has the first ``shown_max``."""
         if not self.differences:
             return

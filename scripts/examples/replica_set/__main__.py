@@ -16,8 +16,7 @@ from pathlib import Path
 
 from flintmq.client import Consumer, FlintError
 
-from ...lib.ledger import Ledger
-from ...lib.replica_servers import ReplicaServers, SetFailed
+from ...lib.replica_servers import Ledger, ReplicaServers, SetFailed
 from ...lib.step_report import rate_of, report, show_failure
 
 TOPIC = "ledger"
@@ -72,7 +71,6 @@ def judge(servers: ReplicaServers, acknowledged: int) -> None:
 
 
 def main() -> int:
-    """Run the demonstration; return the exit code."""
     parser = argparse.ArgumentParser(prog="./scripts/replica-demo")
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0)

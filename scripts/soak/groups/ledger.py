@@ -35,7 +35,6 @@ class Handled(NamedTuple):
 
 
 def body_of(key: str, number: int) -> bytes:
-    """Return the body of a message."""
     return f"{key} {number} ".encode().ljust(100, b".")
 
 
@@ -52,7 +51,6 @@ class Ledger:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def write(self, *fields: object) -> None:
-        """Append one line."""
         line = (" ".join(map(str, fields)) + "\n").encode()
         written = os.write(self._descriptor, line)
         assert written == len(line), "the disk of the ledgers is full"
@@ -77,14 +75,12 @@ class LedgerReader:
 
 
 def parse_sent(fields: list[str]) -> Sent:
-    """Parse a producer's line."""
     key, *numbers = fields
     number, queue, queue_offset = map(int, numbers)
     return Sent(key, number, queue, queue_offset)
 
 
 def parse_handled(fields: list[str]) -> Handled:
-    """Parse a member's line."""
     begun_ns, ended_ns, key, number, done = fields
     return Handled(int(begun_ns), int(ended_ns), key, int(number), done == "1")
 

@@ -40,7 +40,6 @@ class Listener:
         self._slow_ms = slow_ms
 
     def message(self, message: StoredMessage) -> None:
-        """Handle one message."""
         if not self._handle(message):
             raise Failed(f"{message.body[:20]!r} fails on purpose")
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from flintmq.client import Admin, FlintError
+from lib.replica_servers import free_ports
 
-from ..soak import Broker, Failed, free_port
+from ..soak import Broker, Failed
 from .ledger import (
     PROBLEMS_SHOWN,
     Handled,
@@ -41,7 +42,7 @@ class Actor:
         self.ledger = folder / f"{name}.ledger"
         self.ledger.touch()
         self._output = folder / f"{name}.log"
-        self._expected = False
+        self.told_to_end = False
         """True after the process was told to end."""
         options = json.dumps({**arguments, "ledger": str(self.ledger)})
         with self._output.open("wb") as output:
@@ -55,17 +56,16 @@ class Actor:
 
     @property
     def ended(self) -> bool:
-        """Return whether the process has ended."""
         return self._process.poll() is not None
 
     def check(self) -> None:
         """Raise ``Failed`` if the process ended without being told to, or with an error."""
         code = self._process.poll()
-        if code is None or (self._expected and code in (0, -signal.SIGKILL)):
+        if code is None or (self.told_to_end and code in (0, -signal.SIGKILL)):
             return
         output = self._output.read_text(errors="replace")
         # SIGTERM arrived before Python had installed its handler.
-        if self._expected and code == -signal.SIGTERM and not output:
+        if self.told_to_end and code == -signal.SIGTERM and not output:
             return
         raise Failed(f"{self.name} ended with exit {code}; its output:\n{output[-_OUTPUT_CHARS_SHOWN:]}")
 
@@ -78,7 +78,6 @@ class Actor:
         self.check()
 
     def end(self) -> None:
-        """Kill the process if it still runs."""
         self._process.kill()
         self._process.wait()
         if self._process.stdin is not None:
@@ -86,14 +85,12 @@ class Actor:
 
 
 class ProducerProcess(Actor):
-    """Process of a producer."""
-
     def __init__(self, name: str, folder: Path, **arguments: Any) -> None:
         super().__init__("producer", name, folder, name=name, **arguments)
 
     def finish(self) -> None:
         """Have the producer end after the broker has acknowledged everything."""
-        self._expected = True
+        self.told_to_end = True
         assert self._process.stdin is not None
         self._process.stdin.write(b"finish\n")
         self._process.stdin.flush()
@@ -104,31 +101,20 @@ class MemberProcess(Actor):
     """Process of a member, from joining to leaving."""
 
     def leave(self) -> None:
-        """Ask the member to leave gracefully."""
-        self._expected = True
+        self.told_to_end = True
         self._leave_by = time.monotonic() + LEAVE_SECONDS_MAX
         self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the process with SIGKILL."""
-        self._expected = True
+        self.told_to_end = True
         self._process.kill()
         self._process.wait()
 
     def check(self) -> None:
         """Raise ``Failed`` if the process ended unexpectedly, or did not leave in time."""
         super().check()
-        if self._expected and not self.ended and time.monotonic() > self._leave_by:
+        if self.told_to_end and not self.ended and time.monotonic() > self._leave_by:
             raise Failed(f"{self.name} was told to leave and did not within {LEAVE_SECONDS_MAX:.0f} s")
-
-    def wait(self) -> None:
-        """Wait until the member has left."""
-        self.await_end(LEAVE_SECONDS_MAX)
-
-    @property
-    def told_to_end(self) -> bool:
-        """Return whether the member is leaving or was killed."""
-        return self._expected
 
 
 @dataclass
@@ -201,19 +187,12 @@ class Plan:
     seed: int
 
 
-def soak(plan: Plan, folder: Path) -> None:
-    """Run the soak. Raises ``Failed`` if a guarantee does not hold."""
-    Soak(plan, folder).run()
-
-
 class Soak:
-    """A run of the soak."""
-
     def __init__(self, plan: Plan, folder: Path) -> None:
         self._plan = plan
         self._folder = folder
         self._source = random.Random(plan.seed)
-        self._port = free_port()
+        (self._port,) = free_ports(1)
         self._broker = Broker(folder / "store", self._port, plan.flush)
         self._down_until = 0.0
         """Time at which the broker restarts; 0 while it runs."""
@@ -242,7 +221,7 @@ class Soak:
         ]
 
     def run(self) -> None:
-        """Run it from start to end."""
+        """Run it from start to end. Raises ``Failed`` if a guarantee does not hold."""
         self._broker.__enter__()
         try:
             with Admin(self._broker.address) as admin:
@@ -365,7 +344,7 @@ class Soak:
         for slot in self._slots:
             slot.members[-1].leave()
         for slot in self._slots:
-            slot.members[-1].wait()
+            slot.members[-1].await_end(LEAVE_SECONDS_MAX)
         self._judge(sent)
 
     def _drain(self, sent: list[Sent]) -> None:

@@ -8,7 +8,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from flintmq.scripts.lib import release_files
+from flintmq.scripts.lib import release
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -16,26 +16,26 @@ HOME = "https://git.example/flintmq"
 
 
 def test_no_relative_link_of_the_readme_is_left() -> None:
-    text = release_files.absolute_links((ROOT / "README.md").read_text(), HOME, "1.2")
+    text = release.absolute_links((ROOT / "README.md").read_text(), HOME, "1.2")
     targets = re.findall(r"\]\(([^)]+)\)|(?:href|src)=\"([^\"]+)", text)
     assert len(targets) > 20
     assert all("".join(target).startswith((HOME, "#")) for target in targets)
 
 
 def test_every_file_of_others_is_listed_with_its_hash() -> None:
-    listed = json.loads(release_files.sbom(ROOT, "1.2"))
+    listed = json.loads(release.sbom(ROOT, "1.2"))
     assert listed["metadata"]["component"]["purl"] == "pkg:pypi/flintmq@1.2"
     files = [each for package in listed["components"] for each in package["components"]]
-    vendor = ROOT / release_files.VENDOR
+    vendor = ROOT / release.VENDOR
     assert {Path(each["name"]).name for each in files} == {path.name for path in vendor.glob("*.js")}
     for each in files:
         content = (ROOT / Path(each["name"]).relative_to("flintmq")).read_bytes()
         assert each["hashes"] == [{"alg": "SHA-384", "content": hashlib.sha384(content).hexdigest()}]
-    assert release_files.sbom(ROOT, "1.2") == release_files.sbom(ROOT, "1.2")
+    assert release.sbom(ROOT, "1.2") == release.sbom(ROOT, "1.2")
 
 
 def test_the_licence_names_those_of_the_included_files() -> None:
-    packages = json.loads(release_files.sbom(ROOT, "1.2"))["components"]
+    packages = json.loads(release.sbom(ROOT, "1.2"))["components"]
     assert {each["license"]["id"] for one in packages for each in one["licenses"]} < set(PROJECT["license"].split())
 
 
