@@ -98,6 +98,9 @@ class Wire:
         """Return the number of bytes that the client has not read."""
         return 0
 
+    def get_extra_info(self, name: str) -> Any:
+        """Return None: there is no socket."""
+
     def set_write_buffer_limits(self, high: int) -> None:
         """Do nothing: the buffer is always empty."""
 
