@@ -39,7 +39,7 @@ HEADERS_PER_CONNECTION_MAX = 16
 TRIES_MAX = 1_024
 """Maximum number of headers that a connection tries to keep: not every client packs them as ``ProduceHead`` and
 ``PullHead`` do."""
-HEADERS_MAX = 16_384
+HEADERS_MAX = 8_192
 """Maximum number of kept headers of all connections; each takes about 1.5 KiB."""
 FIXED_BYTES_MAX = 512
 """Longest constant part of a header that is kept: common properties can be long."""
