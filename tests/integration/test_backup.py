@@ -20,6 +20,7 @@ from flintmq.protocol.store_files import checkpoint_mark
 from flintmq.testing.started_broker import broker_environment
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
 from tests.dead_letter_tools import send_back
+from tests.group_tools import until
 from tests.tools_runs import command, tool
 from tests.transaction_tools import end, send_half
 
@@ -76,6 +77,18 @@ class Load:
             self._thread.join()
 
 
+def wait_for_marks(store: Path, count: int) -> None:
+    """Wait until the broker, which is busy, has written its flushed offset into the checkpoint so many times."""
+
+    marks = set()
+
+    def written() -> bool:
+        marks.add(checkpoint_mark((store / "checkpoint").read_bytes()))
+        return len(marks) > count
+
+    until(written)
+
+
 def everything(running: RunningBroker, topic: str) -> list[StoredMessage]:
     with Consumer(running.address) as consumer:
         return list(consumer.iter(topic, from_="earliest", until="latest"))
@@ -114,6 +127,7 @@ def test_a_backup_of_a_busy_broker_has_all_messages_acknowledged_before_it_began
         load.wait_for(4_000)  # more than one file of the log
         acknowledged = [load.acknowledged]
         for _ in range(2):
+            wait_for_marks(served.store, 2)  # the second one has what was acknowledged before the first
             done = tool("backup", served.store, folder)
             assert done.code == 0, done.errors
             load.wait_for(acknowledged[-1] + 1_000)  # the backup did not stop the producer
