@@ -134,7 +134,7 @@ class Duplicate:
 
 
 class SendContext:
-    """What depends on the protocol of a send: FlintMQ's own, and the base for the gateway's."""
+    """The part of a send that depends on the protocol: FlintMQ's own, and the base for the gateway's."""
 
     __slots__ = ()
 

@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 
 class PullContext:
-    """What depends on the protocol of a pull: FlintMQ's own, and the base for the gateway's."""
+    """The part of a pull that depends on the protocol: FlintMQ's own, and the base for the gateway's."""
 
     __slots__ = ()
 

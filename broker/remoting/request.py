@@ -247,7 +247,7 @@ def remark_of(error: BrokerError) -> str:
 # ---- Bodies of requests and answers, in JSON or in lines.
 
 Waits: TypeAlias = "Coroutine[Any, Any, None] | None"
-"""What a handler returns: the rest of its work if it may wait."""
+"""The result of a handler: the rest of its work if it may wait."""
 RemotingHandler: TypeAlias = Callable[[RemotingRequest], Waits]
 
 JSON_BYTES_MAX = {

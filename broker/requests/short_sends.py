@@ -230,12 +230,13 @@ class ShortSends:
 
     def retire_topic(self, topic: str) -> None:
         """Take no frame for a topic until the general way has accepted one with the same head."""
-        for head in self._by_topic.get(topic, ()):
+        # A copy: a follower that takes the primary's topics calls this on another thread.
+        for head in list(self._by_topic.get(topic, ())):
             self.heads.values[head.place + kernel.HEAD_TOPIC] = -1
 
     def retire_all(self) -> None:
         """Take no frame until the general way has accepted one with the same head: the rights of users changed."""
-        for place in self._heads:
+        for place in list(self._heads):
             self.heads.values[place + kernel.HEAD_TOPIC] = -1
 
     def forget(self, connection: int, heads: list[ShortHead]) -> None:

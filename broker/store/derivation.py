@@ -104,7 +104,7 @@ def message_at(array: np.ndarray, position: int, parts: np.ndarray) -> tuple[byt
 
 
 class RecordAt:
-    """What a log file has at a physical offset. ``array``: the file's bytes, if they are not those of its map.
+    """The bytes of a log file at a physical offset. ``array``: the file's bytes, if they are not those of its map.
 
     ``status``: that of the kernel ``locate``; ``is_sound``: a record with its right body is there; ``has_parts``: it
     is the record of its message, although its body may be damaged. The other attributes need parts.

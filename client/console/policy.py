@@ -1,4 +1,4 @@
-"""Who may reach the console: its options, and the rules for each request's host and origin, and security headers."""
+"""Access to the console: its options, the rules for each request's host and origin, and security headers."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ VALUES: dict[str, Any] = {
     "Sequence[Sequence[str]]": [[EVIL] * 3],
     "Sequence[Grant]": [],
 }
-"""What a hostile row has, by the annotation of its column."""
+"""The value of a hostile row, by the annotation of its column."""
 
 
 def hostile_row(cls: type[Any], asked: list[str]) -> Any:

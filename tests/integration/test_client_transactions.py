@@ -320,7 +320,7 @@ class TestSync:
 
 
 class TestAio:
-    """What the generated producer for threads does not have."""
+    """The methods that the generated producer for threads does not have."""
 
     async def test_a_block_that_is_cancelled_rolls_back(self, quiet: RunningBroker, topic: str) -> None:
         async with aio.TransactionProducer(quiet.address, "g", no_check) as producer:

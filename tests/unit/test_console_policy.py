@@ -1,4 +1,4 @@
-"""Which requests and logins the console refuses, whatever page they are for."""
+"""Requests and logins that the console refuses, whatever page they are for."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Public:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """What the tests need of a file: its syntax tree has a hundred times as many objects."""
+    """The figures of a file that the tests need: its syntax tree has a hundred times as many objects."""
 
     text: str
     functions: list[Function]

@@ -63,7 +63,7 @@ GROUP_COLUMNS = (
     TableColumn("next_stored_at", "behind", _age),
 )
 MEMBER_DATA = ("member", "client", "address", "epoch", "since_seconds", "heartbeat_seconds", "orderly", "queues")
-"""What JSON has of a member, besides its subscriptions."""
+"""The values of a member in JSON, besides its subscriptions."""
 MOVED_COLUMNS = (
     TableColumn("time", "TIME", show_moment),
     name_column("group", "GROUP"),

@@ -85,7 +85,7 @@ _OWN_OPTIONS = HalfOptions.__annotations__.keys() - AccessOptions.__annotations_
 
 
 class HalfProducer:
-    """What both producers that send half messages have besides the methods of ``Producer``."""
+    """Base of both producers that send half messages, besides ``Producer``; a subclass defines ``guard``."""
 
     _delivery: Outbox
 
