@@ -268,6 +268,9 @@ class Lifecycle:
         stats = StoreStatsService(store, self._settings.retention, flush, checkpoint, post, fatal)
         # Until the delays are loaded, any record may still have to be delivered, so retention must not delete one.
         store.expiry.oldest_timed = lambda: store.min_physical_offset
+        if self._settings.retention.until_archived:
+            store.expiry.archived_to = self._archived_offset
+            store.expiry.may_leave_gap = self._settings.archive.on_full == "gap"
         self._services = [allocation, flush, reput, checkpoint, retention, stats]
         for service in self._services:
             service.start()
@@ -289,6 +292,11 @@ class Lifecycle:
         ]
         self._checkpoint, self._retention = checkpoint, retention
         return self._broker
+
+    def _archived_offset(self) -> int:
+        """Return the physical offset below which the log is archived, as far as it is known. Any thread."""
+        service = self._broker.archive if self._broker is not None else None
+        return service.archived_offset if service is not None else 0
 
     def start_delivery(self) -> None:
         """Deliver delayed messages, and commit staged transactions, from now on."""

@@ -15,7 +15,7 @@ from flintmq.protocol.storage.archive.objects import Objects
 from tests.conftest import BrokerFactory
 from tests.group_tools import until
 from tests.object_server import FaultyStore, ObjectServer
-from tests.store_tools import SERVED, copy_store, make_topic, open_store, plain, put
+from tests.store_tools import SERVED, copy_store, dispatch, make_topic, open_store, plain, put
 from tests.store_tools import Message as Stored
 from tests.written_archive import STORE_ID, WrittenArchive, archive, archiving, has_all, newest
 
@@ -174,3 +174,20 @@ def test_whatever_answer_goes_wrong_the_archive_is_whole(
     held.assert_is(store)
     assert not held.orphans()
     proxy.close()
+
+
+def test_what_retention_deleted_before_it_was_archived_is_a_named_gap(store: MessageStore, objects: Objects) -> None:
+    archive(store, objects)
+    end = store.write_offset
+    while len(store.commitlog.queue.files) < 4:
+        put(store, "orders", 0, plain(8, size=60_000))
+    store.flush()
+    dispatch(store)
+    store.sync_derived()
+    assert store.expire(2)
+    archive(store, objects)
+    manifest = newest(objects)
+    (gap,) = manifest.gaps
+    assert (gap.start, gap.end) == (end, store.min_physical_offset)
+    assert "retention" in gap.reason
+    assert manifest.end == store.write_offset
