@@ -588,6 +588,8 @@ class ReplicaMember:
     def accept(self, handle: FollowerHandle, hello: Hello) -> int:
         """Take a follower's first message; return the number of its connection."""
         number = self._links.add(handle, hello.member)
+        # Its predecessor may have ended because the follower refused bytes that are damaged here.
+        self._store.log_copy.begin_receiver()
         self._input(self.replica.received, number, hello)
         return number
 
