@@ -1,4 +1,4 @@
-"""The archive source as Spark sees it."""
+"""The store source as Spark sees it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWrite
 from pyspark.sql.types import StructType
 
 from ....protocol.storage.reader.log_reader import LogRange, find_end
-from ...arrow.archive.find_log import check_topics, find_log
-from ...arrow.archive.options import ArchiveOptions
-from ...arrow.archive.plan import plan
 from ...arrow.decoder import Column
+from ...arrow.store_reader.find_log import check_topics, find_log
+from ...arrow.store_reader.options import StoreReadOptions
+from ...arrow.store_reader.plan import plan
 from ..columns import columns_of, ddl, offered
 from ..errors import InvalidOption, hide_traceback, hide_traceback_each
 from ..gc_freeze import freeze_gc
 from ..stream import RefusedStream
-from .options import archive_options
+from .options import store_options
 
 
-class ArchiveSource(DataSource):
+class StoreSource(DataSource):
     """``spark.read.format("flintmq-store").load(STORE)``: the messages of a store's CommitLog, read by Spark's tasks.
 
     STORE is the folder of a store, FlintMQ's or Apache RocketMQ's, or its commitlog folder alone; a broker may have it
@@ -43,8 +43,8 @@ class ArchiveSource(DataSource):
         return ddl(offered(properties=options.include_properties, headers=options.include_headers))
 
     @hide_traceback
-    def reader(self, schema: StructType) -> ArchiveReader:
-        return ArchiveReader(columns_of(schema), self._options())
+    def reader(self, schema: StructType) -> StoreSourceReader:
+        return StoreSourceReader(columns_of(schema), self._options())
 
     def streamReader(self, schema: StructType) -> RefusedStream:  # noqa: N802 - Spark's name
         """Refuse streaming reads: a store that is read as files does not grow."""
@@ -60,8 +60,8 @@ class ArchiveSource(DataSource):
         """Refuse writes: only a broker writes to a store."""
         raise InvalidOption("the source 'flintmq-store' is only read. To send messages: write.format(\"flintmq\")")
 
-    def _options(self) -> ArchiveOptions:
-        return archive_options(self.options)
+    def _options(self) -> StoreReadOptions:
+        return store_options(self.options)
 
 
 @dataclass
@@ -71,10 +71,10 @@ class LogPartition(InputPartition):
     stretches: tuple[LogRange, ...]
 
 
-class ArchiveReader(DataSourceReader):
+class StoreSourceReader(DataSourceReader):
     """Plans on the driver, reads in the tasks."""
 
-    def __init__(self, columns: Sequence[Column], options: ArchiveOptions) -> None:
+    def __init__(self, columns: Sequence[Column], options: StoreReadOptions) -> None:
         self._columns = columns
         self._options = options
 
@@ -88,8 +88,8 @@ class ArchiveReader(DataSourceReader):
     @hide_traceback_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, LogPartition):  # otherwise it is Spark's placeholder for an empty plan
-            from ...arrow.archive.partition_reader import PartitionReader  # only tasks need these
             from ...arrow.decoder import Decoder
+            from ...arrow.store_reader.partition_reader import PartitionReader  # only tasks need these
 
             with freeze_gc():
                 yield from PartitionReader(partition.stretches, Decoder(self._columns), self._options).batches()

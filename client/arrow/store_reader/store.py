@@ -17,7 +17,7 @@ from ..decoder import Decoder, chosen
 from ..options import OnLoss
 from ..stream import ArrowStream, Losses
 from .find_log import check_topics, find_log
-from .options import ArchiveOptions
+from .options import StoreReadOptions
 from .partition_reader import PartitionReader
 from .plan import plan
 
@@ -54,7 +54,7 @@ def bounded_stream(path: str | os.PathLike[str], topic: str, options: StoreOptio
     if on_loss not in get_args(OnLoss):
         raise InvalidArgument(f"on_loss is {on_loss!r}; it must be 'raise' or 'report'")
     since, until = options.get("since"), options.get("until")
-    asked = ArchiveOptions(
+    asked = StoreReadOptions(
         os.fspath(path),
         topics=(topic,),
         starting_ms=max((ms for ms in (_millis("since", since), bounds.since_ms) if ms is not None), default=None),
@@ -70,7 +70,7 @@ def bounded_stream(path: str | os.PathLike[str], topic: str, options: StoreOptio
     return ArrowStream(decoder.schema, read)
 
 
-def _batches(asked: ArchiveOptions, decoder: Decoder, losses: Losses) -> Iterator[pa.RecordBatch]:
+def _batches(asked: StoreReadOptions, decoder: Decoder, losses: Losses) -> Iterator[pa.RecordBatch]:
     log = find_end(find_log(asked.path, asked.on_damage), asked.on_damage)
     for stretches in plan(log, asked):
         yield from PartitionReader(stretches, decoder, asked, losses.add).batches()

@@ -1,4 +1,4 @@
-"""CommitLogs built in memory for tests of the archive source: any records, any file size, and a plain scan to compare
+"""CommitLogs built in memory for tests of the store source: any records, any file size, and a plain scan to compare
 with."""
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flintmq.client.arrow.archive.find_log import find_log
-from flintmq.client.arrow.archive.options import ArchiveOptions
-from flintmq.client.arrow.archive.partition_reader import PartitionReader
-from flintmq.client.arrow.archive.plan import plan
 from flintmq.client.arrow.decoder import Decoder
+from flintmq.client.arrow.store_reader.find_log import find_log
+from flintmq.client.arrow.store_reader.options import StoreReadOptions
+from flintmq.client.arrow.store_reader.partition_reader import PartitionReader
+from flintmq.client.arrow.store_reader.plan import plan
 from flintmq.client.spark.columns import offered
 from flintmq.protocol.storage.layout import BLANK_BYTES_MIN, MAGIC_BLANK, RECORD_BYTES_MIN
 from flintmq.protocol.storage.reader.log_reader import LogRange, find_end
@@ -89,14 +89,14 @@ def forge(physical_offset: int, count: int, *, topic: bytes = b"forged", body: b
 
 
 def plan_of(path: Path | str, **options: Any) -> list[list[LogRange]]:
-    """Return the partitions of a read with these ``ArchiveOptions``."""
-    wanted = ArchiveOptions(str(path), **options)
+    """Return the partitions of a read with these ``StoreReadOptions``."""
+    wanted = StoreReadOptions(str(path), **options)
     return plan(find_end(find_log(wanted.path, wanted.on_damage), wanted.on_damage), wanted)
 
 
 def read_rows(path: Path | str, **options: Any) -> list[dict[str, Any]]:
     """Return all rows of a read, partition by partition."""
-    wanted = ArchiveOptions(str(path), **options)
+    wanted = StoreReadOptions(str(path), **options)
     rows: list[dict[str, Any]] = []
     for stretches in plan_of(path, **options):
         for batch in PartitionReader(stretches, Decoder(COLUMNS), wanted).batches():

@@ -15,7 +15,7 @@ from ....protocol.storage.reader.records import ScannedRecords, TopicFilter, sca
 from ...errors import CorruptMessage
 from ..decoder import Decoder
 from ..records import RecordBlock
-from .options import ArchiveOptions
+from .options import StoreReadOptions
 
 BATCH_ROWS_MIN = 16_384
 BATCH_BYTES_MIN = 4 * 1024 * 1024
@@ -35,7 +35,7 @@ class PartitionReader:
         self,
         stretches: Sequence[LogRange],
         decoder: Decoder,
-        options: ArchiveOptions,
+        options: StoreReadOptions,
         on_skip: Callable[[CorruptLog], None] | None = None,
     ) -> None:
         self.skipped = 0
