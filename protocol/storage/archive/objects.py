@@ -14,6 +14,7 @@ import os
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -108,13 +109,21 @@ class Objects:
         self._place: _Folder | _Bucket = (
             _Folder(folder) if folder is not None else _Bucket(_open_bucket(str(url), deadline_s, kms_key))
         )
+        self._begin(deadline_s)
+
+    def _begin(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
+        self.requests: Counter[str] = Counter()
+        """Attempts by verb, for figures: those of several threads at once may be counted as one."""
+        self.on_trouble: Callable[[str], object] = lambda reason: None
+        """Called before a verb is tried again, with what went wrong; what it raises ends the verb. Any thread."""
 
     @classmethod
     def over(cls, store: ObjectStore, name: str, *, deadline_s: float = DEADLINE_S) -> Objects:
         """Return the objects of an obstore store that the caller has made; ``name`` stands for it in errors."""
         objects = cls.__new__(cls)
-        objects.url, objects._place, objects._deadline_s = name, _Bucket(store), deadline_s
+        objects.url, objects._place = name, _Bucket(store)
+        objects._begin(deadline_s)
         return objects
 
     def __repr__(self) -> str:
@@ -193,6 +202,7 @@ class Objects:
         began = time.monotonic()
         pause_s = _FIRST_PAUSE_S
         while True:
+            self.requests[verb] += 1
             try:
                 return attempt()
             except self._place.errors as error:
@@ -205,6 +215,7 @@ class Objects:
                         f"cannot {verb} {self._of(name)}: {_reason(error)}; it was tried for {waited_s:.1f} s. Try "
                         "again later"
                     ) from None
+                self.on_trouble(f"cannot {verb} {self._of(name)}: {_reason(error)}")
             time.sleep(pause_s)
 
     def _fail(self, verb: str, name: str, error: Exception) -> NoReturn:
