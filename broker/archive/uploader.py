@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Protocol
 from ...protocol.errors import ConfigurationError
 from ...protocol.storage.archive.errors import ArchiveError
 from ...protocol.storage.archive.fragment import FRAGMENT_BYTES, CompressionMissing, FragmentName, check_compression
-from ...protocol.storage.archive.manifest import Entry, Group
+from ...protocol.storage.archive.manifest import ArchiveManifest, Entry, Group
 from ...protocol.storage.archive.objects import ConditionsIgnored, ObjectError, Objects
 from ...protocol.storage.archive.tables import ArchivedTable, encode_table, table_object
 from ..background.loop_work import Service
+from . import RUNNING, STARTING, STOPPED, UNAVAILABLE
 from .cutter import Cutter, DamagedLog
 from .lineage import ArchiveStopped, Lineage, NewFragment, ReadAgain, Writer, random_hex
 
@@ -47,11 +48,6 @@ TABLES_S = 10.0
 """Minimum interval at which changed tables are written."""
 STOP_S = 1.0
 """Time that a stop waits for the thread, which may be in a request that the bucket does not answer."""
-
-STARTING = "starting"
-RUNNING = "running"
-UNAVAILABLE = "unavailable"
-STOPPED = "stopped"
 
 
 @dataclass(slots=True)
@@ -169,9 +165,19 @@ class ArchiveService(Service):
         return max(now_ms - since, 0) if since else 0
 
     @property
-    def lineage(self) -> Lineage | None:
-        """The archive, None until it was read. Only its manifest may be looked at by other threads."""
-        return self._lineage
+    def url(self) -> str:
+        """Where the archive is."""
+        return self._objects.url
+
+    @property
+    def manifest(self) -> ArchiveManifest | None:
+        """The newest version of the manifest; None until it was read."""
+        lineage = self._lineage
+        return lineage.manifest if lineage is not None else None
+
+    def requests(self) -> dict[str, int]:
+        """Return the number of requests to the bucket since the broker started, by verb."""
+        return dict(self._objects.requests)
 
     # ---- the service
 

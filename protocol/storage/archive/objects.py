@@ -76,6 +76,7 @@ class ArchiveExtraMissing(ConfigurationError, ObjectError):
 
 # ---- the six verbs
 
+VERBS = ("create", "put", "get", "range", "list", "delete")
 DEADLINE_S = 60.0
 _FIRST_PAUSE_S = 0.1
 _PAUSE_MAX_S = 5.0

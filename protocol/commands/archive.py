@@ -1,0 +1,60 @@
+"""The archive that the broker writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from ..auth import rules
+from ..auth.permissions import QUERY
+from ..rows import ValueKind, array_row, column, row, shown
+from ..times import from_millis
+from .common import EmptyRequest, RowCommand
+
+
+@array_row
+class ArchiveGapRow:
+    """A range of the log that the archive lacks."""
+
+    start: int = column("physical offset at which it begins")
+    end: int = column("physical offset at which it ends")
+    reason: str = column("why the archive lacks it")
+
+
+@row
+class ArchiveStatus:
+    """The archive that the broker writes, and how far it is. Counts of requests are of this process."""
+
+    url: str = column("where it is; empty: the broker has no archive")
+    state: str = column("`starting`, `running`, `unavailable` (it is tried again), `stopped` or `off`")
+    reason: str = column("why it does not run")
+    version: int = column("version of its manifest; 0: nothing is archived yet")
+    start_offset: int = column("physical offset at which it begins")
+    archived_offset: int = column("physical offset below which the log is archived")
+    behind_bytes: int = column("bytes of the log that are confirmed and not archived")
+    oldest_age_ms: int = column("age of the oldest message that is not archived, at most; 0: all are")
+    archived_ms: int = column("store time of the newest archived message, ms since 1970 UTC; 0: there is none")
+    messages: int = column("number of archived records")
+    raw_bytes: int = column("bytes of the log that they take")
+    stored_bytes: int = column("bytes of the objects with them")
+    fragments: int = column("number of fragments")
+    requests: int = column("requests to the bucket since the broker started")
+    failures: int = column("those that failed")
+    gaps: Sequence[ArchiveGapRow] = column("what it lacks of the log since its beginning", of=ArchiveGapRow)
+
+    @property
+    @shown("archived until", ValueKind.SECOND)
+    def archived_at(self) -> datetime | None:
+        """Store time of the newest archived message, None if there is none."""
+        return from_millis(self.archived_ms) if self.archived_ms else None
+
+    @property
+    @shown("oldest not archived", ValueKind.SECONDS)
+    def oldest_age_seconds(self) -> float:
+        """Age in seconds of the oldest message that is not archived, at most; 0.0 if all are."""
+        return self.oldest_age_ms / 1000
+
+
+GET_ARCHIVE = RowCommand(
+    1040, EmptyRequest, "the archive that the broker writes", rules.broker(QUERY), row=ArchiveStatus
+)
