@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
+from ....protocol.errors import FlintError
 from ....protocol.storage.reader.errors import SKIP_HINT, CorruptLog
 from ....protocol.storage.reader.log_reader import Block, LogRange, LogScanner, next_record, why_unsound
 from ....protocol.storage.reader.parts import SOUND, Ints, Part, Rows
@@ -36,7 +37,7 @@ class PartitionReader:
         stretches: Sequence[LogRange],
         decoder: Decoder,
         options: StoreReadOptions,
-        on_skip: Callable[[CorruptLog], None] | None = None,
+        on_skip: Callable[[FlintError], None] | None = None,
     ) -> None:
         self.skipped = 0
         self.skipped_bytes = 0

@@ -1,4 +1,4 @@
-"""``read_store``: the messages of one topic in a store's files as an Arrow stream."""
+"""``read_store``: the messages of one topic in a store's files, or in an archive, as an Arrow stream."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ..bounds import Bounds
 from ..decoder import Decoder, chosen
 from ..options import OnLoss
 from ..stream import ArrowStream, Losses
+from .archived import archived_batches, check_archived_topics, is_archive, open_archive, plan_archive
 from .find_log import check_topics, find_log
 from .options import StoreReadOptions
 from .partition_reader import PartitionReader
@@ -40,9 +41,11 @@ def read_store(path: str | os.PathLike[str], topic: str, **options: Unpack[Store
     """Return the messages of a topic in the files of a store, in the order of the log. Nothing is written, and a broker
     may have the store open.
 
-    ``path``: the store's folder, FlintMQ's or Apache RocketMQ's, or its commitlog folder alone. The log is read up to
-    what its checkpoint says is on disk when a read begins. Raises ``InvalidOption`` if there is no store or no such
-    topic; a read raises ``CorruptLog`` for damage, unless ``on_loss`` is ``"report"``.
+    ``path``: the store's folder, FlintMQ's or Apache RocketMQ's, or its commitlog folder alone; or an archive, by its
+    URL (``s3://BUCKET/PREFIX``, ``gs://…``, ``az://…``) or folder, for which the extra ``archive`` is needed. A store's
+    log is read up to what its checkpoint says is on disk when a read begins, an archive's up to its end then. Raises
+    ``InvalidOption`` if there is no store or no such topic, ``NoArchive`` and ``ObjectError`` for an archive; a read
+    raises ``CorruptLog`` or ``CorruptObject`` for damage, unless ``on_loss`` is ``"report"``.
     """
     return bounded_stream(path, topic, options, Bounds())
 
@@ -61,7 +64,11 @@ def bounded_stream(path: str | os.PathLike[str], topic: str, options: StoreOptio
         ending_ms=min((ms for ms in (_millis("until", until), bounds.until_ms) if ms is not None), default=None),
         fail_on_corruption=on_loss == "raise",
     )
-    check_topics((topic,), find_log(asked.path, asked.on_damage))
+    if is_archive(asked.path):
+        with open_archive(asked.path) as reader:
+            check_archived_topics((topic,), reader)
+    else:
+        check_topics((topic,), find_log(asked.path, asked.on_damage))
 
     def read(losses: Losses) -> Iterator[pa.RecordBatch]:
         if bounds.wants_topic(topic):
@@ -71,6 +78,11 @@ def bounded_stream(path: str | os.PathLike[str], topic: str, options: StoreOptio
 
 
 def _batches(asked: StoreReadOptions, decoder: Decoder, losses: Losses) -> Iterator[pa.RecordBatch]:
+    if is_archive(asked.path):
+        with open_archive(asked.path) as reader:
+            for entries in plan_archive(reader, asked):
+                yield from archived_batches(reader, entries, decoder, asked, losses.add)
+        return
     log = find_end(find_log(asked.path, asked.on_damage), asked.on_damage)
     for stretches in plan(log, asked):
         yield from PartitionReader(stretches, decoder, asked, losses.add).batches()
