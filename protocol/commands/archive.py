@@ -25,22 +25,24 @@ class ArchiveGapRow:
 class ArchiveStatus:
     """The archive that the broker writes, and how far it is. Counts of requests are of this process."""
 
-    url: str = column("where it is; empty: the broker has no archive")
-    state: str = column("`starting`, `running`, `unavailable` (it is tried again), `stopped` or `off`")
-    reason: str = column("why it does not run")
-    version: int = column("version of its manifest; 0: nothing is archived yet")
-    start_offset: int = column("physical offset at which it begins")
-    archived_offset: int = column("physical offset below which the log is archived")
-    behind_bytes: int = column("bytes of the log that are confirmed and not archived")
+    url: str = column("where it is; empty: the broker has no archive", "archive")
+    state: str = column("`starting`, `running`, `unavailable` (it is tried again), `stopped` or `off`", "state")
+    reason: str = column("why it does not run", "reason", fold=True)
+    version: int = column("version of its manifest; 0: nothing is archived yet", "version", ValueKind.COUNT)
+    start_offset: int = column("physical offset at which it begins", "begins at", ValueKind.COUNT)
+    archived_offset: int = column("physical offset below which the log is archived", "archived to", ValueKind.COUNT)
+    behind_bytes: int = column("bytes of the log that are confirmed and not archived", "not archived", ValueKind.BYTES)
     oldest_age_ms: int = column("age of the oldest message that is not archived, at most; 0: all are")
     archived_ms: int = column("store time of the newest archived message, ms since 1970 UTC; 0: there is none")
-    messages: int = column("number of archived records")
-    raw_bytes: int = column("bytes of the log that they take")
-    stored_bytes: int = column("bytes of the objects with them")
-    fragments: int = column("number of fragments")
-    requests: int = column("requests to the bucket since the broker started")
-    failures: int = column("those that failed")
-    gaps: Sequence[ArchiveGapRow] = column("what it lacks of the log since its beginning", of=ArchiveGapRow)
+    messages: int = column("number of archived records", "messages", ValueKind.COUNT)
+    raw_bytes: int = column("bytes of the log that they take", "log", ValueKind.BYTES)
+    stored_bytes: int = column("bytes of the objects with them", "stored", ValueKind.BYTES)
+    fragments: int = column("number of fragments", "fragments", ValueKind.COUNT)
+    requests: int = column("requests to the bucket since the broker started", "requests", ValueKind.COUNT)
+    failures: int = column("those that failed", "failures", ValueKind.COUNT)
+    gaps: Sequence[ArchiveGapRow] = column(
+        "what it lacks of the log since its beginning", "gaps", fold=True, of=ArchiveGapRow
+    )
 
     @property
     @shown("archived until", ValueKind.SECOND)
