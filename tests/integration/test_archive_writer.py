@@ -11,8 +11,11 @@ import pytest
 
 from flintmq.broker.archive import uploader
 from flintmq.broker.archive.lineage import Writer
+from flintmq.broker.archive.merging import MERGED
 from flintmq.broker.store import MessageStore
 from flintmq.client import Message, Producer
+from flintmq.protocol.storage.archive.fragment import decode_index
+from flintmq.protocol.storage.archive.keys import key_hash, positions_of
 from flintmq.protocol.storage.archive.objects import Objects
 from flintmq.protocol.storage.archive.tables import ArchivedTable, decode_table, parse_table_object, table_object
 from tests.conftest import BrokerFactory
@@ -224,3 +227,20 @@ def tables_in(objects: Objects) -> dict[str, ArchivedTable]:
     tables = [decode_table(objects.get(each.name), each.name) for each in objects.list("tables")]
     assert all(parse_table_object(table_object(table.start, table.name)) for table in tables)
     return {table.name: table for table in sorted(tables, key=lambda table: table.start)}
+
+
+def test_small_fragments_become_one_that_has_the_same(store: MessageStore, objects: Objects) -> None:
+    with archiving(store, objects) as service:
+        for number in range(MERGED):
+            put(store, "orders", number % 4, [Stored(b"%d" % number, (f"k{number}", "same"))])
+            store.flush()
+            until(lambda: has_all(store, service), "a fragment")
+        until(lambda: service.counts.merged_bytes > 0, "the merged fragment")
+    held = WrittenArchive(objects)
+    held.assert_is(store)
+    assert len(held.entries) <= 2
+    assert len(held.orphans()) == 2 * MERGED  # for those who read by an older version
+    index = decode_index(objects.get(held.entries[0].name.idx), "x")
+    assert len(positions_of(key_hash("orders", "same"), index.keys)) >= MERGED - 1
+    archive(store, objects)
+    WrittenArchive(objects).assert_is(store)
