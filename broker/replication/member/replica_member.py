@@ -519,7 +519,7 @@ class ReplicaMember:
         self._log.end = self._store.write_offset
         if self._leads_at >= 0:
             self.replica.written(self._store.write_offset, now_s())
-            self._drain()
+            self._drain(is_usual=True)
 
     def when_tables_are_saved(self, call: Callable[[], None]) -> None:
         """Call ``call`` once all members in sync have the tables as they are now; not, if the leadership ends."""
@@ -599,7 +599,9 @@ class ReplicaMember:
             return
         if self._sender is not None:
             self._sender.reported(link, tables)
-        self._input(self.replica.received, number, report)
+        if not self._ended:
+            self.replica.received(number, report, now_s())
+            self._drain(is_usual=True)
 
     def follower_lost(self, number: int) -> None:
         self._links.remove(number)
@@ -643,7 +645,7 @@ class ReplicaMember:
     def _flushed(self, offset: int) -> None:
         if not self._ended:
             self.replica.flushed(offset, now_s())
-            self._drain()
+            self._drain(is_usual=True)
 
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(self._limits.tick_s, self._tick)
@@ -654,8 +656,8 @@ class ReplicaMember:
             self.replica.deleted(begin)
         self._input(self.replica.tick)
 
-    def _drain(self) -> None:
-        """Carry out what the core asks for, in order."""
+    def _drain(self, *, is_usual: bool = False) -> None:
+        """Carry out what the core asks for, in order. ``is_usual``: after something that happens for each message."""
         # An action may cause the next input at once; the loop below carries out what that adds.
         if self._draining:
             return
@@ -666,7 +668,9 @@ class ReplicaMember:
                 self._do(actions.pop(0))
         finally:
             self._draining = False
-        self._refuse_or_accept()
+        # While messages are accepted, the next tick is soon enough to notice that a follower is behind for too long.
+        if not (is_usual and self._store.set_refusal is None):
+            self._refuse_or_accept()
         self._answer_changes()
 
     def _refuse_or_accept(self) -> None:
