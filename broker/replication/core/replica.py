@@ -325,6 +325,11 @@ class Replica:
         else:
             self._follower.send_report(now)
 
+    def report_of(self, flushed: int) -> tuple[int, PositionReport] | None:
+        """Return the connection to the primary, and the report that the disk may send on it as soon as the log is on
+        disk below ``flushed``, also before this member knows that; None if this member does not follow."""
+        return self._follower.report_of(flushed) if self.role is Role.FOLLOWER else None
+
     def deleted(self, begin: int) -> None:
         """Note that retention deleted what is below ``begin``, which must be confirmed."""
         self.log.begin = begin

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ....protocol.commands import TABLE_BYTES_MAX, ReplicaStatusAnswer, SetMember
 from ....protocol.errors import BrokerError, ConfigurationError, NotEnoughReplicas, NotPrimary, ReplicationRefused
-from ...background.flush import FlushService
+from ...background.flush import FlushService, Notice
 from ...config import Settings
 from ...store import LogCopyRefused, MessageStore
 from ...store.tables.clock import elapsed_ns
@@ -432,6 +432,7 @@ class ReplicaMember:
     def start(self) -> None:
         self._store.set_refusal = self._not_primary
         self._flush.on_disk = self._flushed
+        self._flush.notice = self._notice
         self._calls.start()
         self._tick()
 
@@ -625,6 +626,9 @@ class ReplicaMember:
         self._input(self.replica.received, number, message)
         self._body = memoryview(b"")
 
+    def withdraw_notice(self) -> None:
+        self._flush.withdraw_notice()
+
     # ---- inputs of the core ----
 
     def _input(self, call: Callable[..., Any], *arguments: Any) -> None:
@@ -646,6 +650,11 @@ class ReplicaMember:
         if not self._ended:
             self.replica.flushed(offset, now_s())
             self._drain(is_usual=True)
+
+    def _notice(self, end: int) -> Notice | None:
+        """Return what the disk's thread shall tell the primary as soon as the log is on disk below ``end``."""
+        made = None if self._ended else self.replica.report_of(end)
+        return self._primary.notice(*made) if made is not None else None
 
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(self._limits.tick_s, self._tick)
