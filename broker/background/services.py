@@ -117,12 +117,14 @@ class CheckpointService(Service):
         return max(self._synced, 0)
 
 
-# ---- AllocateMappedFileService: prepares the CommitLog's next extents and file ahead of the write offset.
+# ---- AllocateMappedFileService: prepares the next extents and files of CommitLog and index ahead of their writers.
 
 
 class AllocateMappedFileService(Service):
-    """Preallocation, so that an append never waits for the file system. A full disk is not an error here: the append
-    that needs the space is refused with its own error."""
+    """Preallocation, so that appends and dispatch do not wait for the file system.
+
+    A full disk is not an error here: the append that needs the space is refused with its own error.
+    """
 
     name = "allocation"
     interval_seconds = 0.5
@@ -145,7 +147,8 @@ class AllocateMappedFileService(Service):
         if did and self.full:
             log.warning("the disk of %s has space again", self._store.path)
             self.full = False
-        return did
+        # After the log: without it, nothing would need an index.
+        return self._store.index.prepare() or did
 
 
 # ---- CleanCommitLogService: deletes old CommitLog files, and refuses writes before the disk is full.
@@ -336,7 +339,8 @@ class CleanCommitLogService(Service):
         if is_oldest and self._ahead_at is not None and 0 <= now - self._ahead_at < AHEAD_SECONDS:
             return
         self._ahead_at = now
-        old = self._store.expiry.old_files(int(now * 1000), self._policy.settings.file_reserved_hours)
+        reserved_hours, forced = self._policy.settings.file_reserved_hours, self._policy.forced(disk)
+        old = self._store.expiry.old_files(int(now * 1000), reserved_hours, forced=forced)
         file = next(old, None) if self._primary_begin is None else None
         if file is None:
             self._store.expiry.next = None
@@ -357,7 +361,8 @@ class CleanCommitLogService(Service):
         count = 0
         reason = ""
         reserved_hours = self._policy.settings.file_reserved_hours
-        for file in self._store.expiry.old_files(int(now * 1000), reserved_hours):
+        forced = self._policy.forced(disk)
+        for file in self._store.expiry.old_files(int(now * 1000), reserved_hours, forced=forced):
             verdict = self._policy.verdict(file, now, disk, first=count == 0)
             if verdict.rolls:
                 self.roll(file.end_offset)
@@ -401,11 +406,17 @@ class CleanCommitLogService(Service):
             store.refusal = None
             return
         needed = disk.needed_bytes(settings.disk_refuse_percent, settings.headroom_bytes)
+        remedy = "Free space or shorten retention.file_reserved_hours"
+        if store.expiry.waits_for_archive():
+            remedy = (
+                "The oldest files are not archived yet (retention.until_archived): see `flintmq archive status`, free "
+                'space, or set archive.on_full to "gap"'
+            )
         message = (
             f"the disk of {store.path} is {disk.used_percent:.0f} % full: {disk.free_bytes:,} bytes are free, "
             f"{needed:,} more are needed (retention.disk_refuse_percent is {settings.disk_refuse_percent}, "
-            f"retention.headroom_bytes {settings.headroom_bytes:,}); nothing was written. Free space or shorten "
-            "retention.file_reserved_hours; writes then resume automatically"
+            f"retention.headroom_bytes {settings.headroom_bytes:,}); nothing was written. {remedy}; writes then resume "
+            "automatically"
         )
         if store.refusal is None:
             log.warning("%s", message)
