@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 import sys
 from typing import Any
 
@@ -52,7 +51,8 @@ _write: Any = types.ExternalFunction("write", i64(types.int32, types.intp, i64))
 _fdatasync: Any = types.ExternalFunction("fdatasync", types.int32(types.int32))
 _pwrite: Any = types.ExternalFunction("pwrite", i64(types.int32, types.intp, i64, i64))
 _send: Any = types.ExternalFunction("send", i64(types.int32, types.intp, i64, types.int32))
-_SEND_FLAGS = np.int32(getattr(socket, "MSG_DONTWAIT", 0) | getattr(socket, "MSG_NOSIGNAL", 0))
+_SEND_FLAGS = np.int32(0x40 | 0x4000)
+"""Linux's MSG_DONTWAIT and MSG_NOSIGNAL."""
 _errno_location: Any = types.ExternalFunction("__errno_location", _int_pointer())
 
 
