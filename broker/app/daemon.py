@@ -49,7 +49,7 @@ EXIT_FATAL = 70
 SWITCH_INTERVAL_S = 0.0005
 """Maximum time for which a thread that is ready to continue, such as a finished flush, waits for the GIL."""
 GC_THRESHOLDS = (50_000, 20, 50)
-"""Collections are rare because they find little: requests create no cycles, and objects of the start are frozen."""
+"""Collections are rare because they find little: requests leave no cycles, and objects of the start are frozen."""
 DESCRIPTORS_OF_MACOS = 10_240
 """Maximum number of open files that every macOS allows (``OPEN_MAX``)."""
 START_STOP_S = 5.0
@@ -258,7 +258,7 @@ def _run(settings: Settings, banner: Banner, compiler: KernelCompiler | None) ->
                 compiler.stop()  # while there is the loop, which its thread calls
 
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(serve())
     except ConfigurationError as error:
         _give_up(error, EXIT_CONFIGURATION)
@@ -298,7 +298,7 @@ def _compile_kernels(settings: Settings, banner: Banner) -> KernelCompiler | Non
     return compiler
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
         import uvloop
     except ImportError:  # uvloop does not support this system

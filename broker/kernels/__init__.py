@@ -16,6 +16,7 @@ that are not in the cache run interpreted until a process of its own has compile
 ``sequences``       producer runs, read back from the log
 ``deliver``         stored messages that are due, as new records of their target topics
 ``search``          the next record after damage; a broker loads it only if there is damage
+``archive``         records of a fragment of the archive, as units and keys; loaded with ``archive.url``
 ==================  =====================================================================================
 """
 
@@ -34,7 +35,7 @@ SERVING_MODULES = tuple(
 """What every broker loads. They are compiled in this order: first what stores a message and delivers it."""
 READER_SCAN = "..protocol.storage.reader.scan"
 """The scan of records that ``dump`` reads with, relative to ``flintmq.broker``."""
-MODULES = (*SERVING_MODULES, "search", READER_SCAN)
+MODULES = (*SERVING_MODULES, "search", "archive", READER_SCAN)
 
 
 PACKAGE = Path(__file__).parent
