@@ -350,19 +350,26 @@ class PopService:
         if self._worker is not None:
             self._offer()
             self._store.pop_state.persist(last=True)
-            self._write_journal()
+            self.write_journal()
             self._journal.close()
 
     # ---- taking and settling
 
     def take(self, key: QueueKey, start: int, offsets: Iterable[int], end: int, take: Take, pop_ms: int) -> list[int]:
         """Hand out messages as ``InFlightTable.take`` does. Raises ``LimitReached`` if the group cannot commit."""
+        taken = self.hand_out(key, start, offsets, end, take, pop_ms)
+        self.write_journal()
+        return taken
+
+    def hand_out(
+        self, key: QueueKey, start: int, offsets: Iterable[int], end: int, take: Take, pop_ms: int
+    ) -> list[int]:
+        """Do what ``take`` does; the caller calls ``write_journal`` before a client hears of it."""
         if self._store.consumer_offsets.committed_of(*key) is None:
             self._groups.check_may_commit(key.group, ((key.topic, key.queue),))
             self._groups.ensure_group(key.group)
         taken = self.table.take(key, start, offsets, end, take, pop_ms)
         self._note(key, table.taken(key, start, end, taken, take, pop_ms))
-        self._write_journal()
         if taken and self._worker is not None and self.table.next_end_ms() == pop_ms + take.invisible_ms:
             self._worker.wake()
         return taken
@@ -371,20 +378,28 @@ class PopService:
         """Settle a message; return False if the receipt is not that of its current delivery."""
         return self.settle_all([(key, offset, pop_ms)])[0]
 
-    def settle_all(self, receipts: Iterable[Receipt]) -> list[bool]:
+    def settle_all(self, receipts: Sequence[Receipt]) -> list[bool]:
         """Settle messages; return for each whether the receipt is that of its current delivery."""
-        settled: dict[QueueKey, list[int]] = {}
-        valid = []
-        for key, offset, pop_ms in receipts:
-            is_valid = self.table.settle(key, offset, pop_ms)
-            valid.append(is_valid)
-            if is_valid:
-                settled.setdefault(key, []).append(offset)
-        for key, offsets in settled.items():
-            self._note(key, table.settled(key, sorted(offsets)))
+        places: dict[QueueKey, list[int]] = {}
+        for place, (key, _, _) in enumerate(receipts):
+            places.setdefault(key, []).append(place)
+        valid = [False] * len(receipts)
+        for key, of_queue in places.items():
+            settled = self.settle_of(key, [receipts[place][1:] for place in of_queue])
+            for place, is_valid in zip(of_queue, settled, strict=True):
+                valid[place] = is_valid
+        self.write_journal()
+        return valid
+
+    def settle_of(self, key: QueueKey, receipts: Sequence[tuple[int, int]]) -> list[bool]:
+        """Settle messages of one queue by (offset, pop time), as ``settle_all`` does. The caller calls
+        ``write_journal`` before a client hears of it."""
+        valid = self.table.settle_all(key, receipts)
+        settled = [offset for (offset, _), is_valid in zip(receipts, valid, strict=True) if is_valid]
+        if settled:
+            self._note(key, table.settled(key, sorted(settled)))
             if self._waited_for(key) and self.table.is_free(key, self.now_ms()):
                 self.freed(key)
-        self._write_journal()
         return valid
 
     def renew(self, key: QueueKey, offset: int, pop_ms: int, invisible_ms: int) -> InFlight | None:
@@ -393,14 +408,14 @@ class PopService:
         Unless the queue is ordered, the receipt becomes void.
         """
         renewed = self._renew(key, offset, pop_ms, invisible_ms, keep=False)
-        self._write_journal()
+        self.write_journal()
         return renewed
 
     def renew_all(self, receipts: Iterable[Receipt], invisible_ms: int) -> list[bool]:
         """Give messages new time from now on, with the same receipts; return for each whether its receipt is that of
         its current delivery."""
         valid = [self._renew(*receipt, invisible_ms, keep=True) is not None for receipt in receipts]
-        self._write_journal()
+        self.write_journal()
         return valid
 
     def _renew(self, key: QueueKey, offset: int, pop_ms: int, invisible_ms: int, *, keep: bool) -> InFlight | None:
@@ -443,7 +458,7 @@ class PopService:
     def look_at(self, group: str) -> None:
         """Check whether the group's committed offsets were set from outside, and forget what it had in flight there."""
         self.table.look_at(group)
-        self._write_journal()
+        self.write_journal()
 
     def live(self, group: str, topic: str = "") -> int:
         """Return the number of messages of a group that are in flight, and of its consumers that wait for some; in
@@ -543,7 +558,7 @@ class PopService:
             if batch is not None:
                 batch.done(dead)
         # Before the tasks that wait for a batch run, and their clients hear of it.
-        self._write_journal()
+        self.write_journal()
 
     def _new_record(self, moving: Moving, record: Record) -> tuple[Record, bool]:
         """Return the record to append for a message, and whether it is a dead letter."""
@@ -589,7 +604,7 @@ class PopService:
     def _forgotten(self, key: QueueKey) -> None:
         self._note(key, table.forgotten(key))
 
-    def _write_journal(self) -> None:
+    def write_journal(self) -> None:
         """Write the changes to the journal before a client hears of them."""
         entries, self._entries = self._entries, []
         if entries:
@@ -602,7 +617,7 @@ class PopService:
 
     def _offer(self) -> None:
         self._offer_due = False
-        self._write_journal()
+        self.write_journal()
         if self._offered != self.table.changes:
             self._offered = self.table.changes
             self._store.pop_state.offer(

@@ -30,9 +30,10 @@ Ranges = Sequence[tuple[int, int]]
 """Half-open ranges of queue offsets, ascending."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class InFlight:
-    """One message in flight. ``pop_ms``: the time that a receipt must name; ``visible_ms``: the end of its time.
+    """A delivery: the messages of a queue that one take handed out, or one that was changed since. ``pop_ms``: the time
+    that a receipt must name; ``visible_ms``: the end of the messages' time; ``count``: number of those in flight.
 
     ``moving``: the broker is storing it again, because its time is over or its consumer gave it back, so nothing can
     settle or renew it any more.
@@ -41,6 +42,7 @@ class InFlight:
     pop_ms: int
     visible_ms: int
     moving: bool = False
+    count: int = 1
 
 
 class Take(NamedTuple):
@@ -67,7 +69,8 @@ class QueueInFlight:
         self.stored = committed
         """Committed offset that the table of offsets has."""
         self.open: dict[int, InFlight] = {}
-        """Messages in flight by offset, ascending: they are added in the order of the queue and changed in place."""
+        """Deliveries of the messages in flight by offset, ascending: they are added in the order of the queue and
+        replaced in place."""
         self.ordered = False
         """The messages in flight were taken in order."""
         self.attempt = ""
@@ -117,15 +120,7 @@ class QueueInFlight:
         if self.ordered and self.open:
             self._rewind()
 
-        # Both are in the order of offsets, so one pass finds what was settled before a restart.
-        settled = self._ahead
-        taken = []
-        at = 0
-        for offset in offsets:
-            while at < len(settled) and settled[at][1] <= offset:
-                at += 1
-            if at == len(settled) or offset < settled[at][0]:
-                taken.append(offset)
+        taken = self._without_settled(offsets) if self._ahead else list(offsets)
         if take.ordered:
             # A repeated attempt does not count as another delivery.
             again = 0 if take.attempt and take.attempt == self.attempt else 1
@@ -134,11 +129,22 @@ class QueueInFlight:
         else:
             self.counts = {}
         self.ordered, self.attempt = take.ordered, take.attempt if take.ordered else ""
-        visible_ms = pop_ms + take.invisible_ms
-        for offset in taken:
-            self.open[offset] = InFlight(pop_ms, visible_ms)
+        self.open.update(dict.fromkeys(taken, InFlight(pop_ms, pop_ms + take.invisible_ms, count=len(taken))))
         self.pass_over(end)
         return taken
+
+    def _without_settled(self, offsets: Iterable[int]) -> list[int]:
+        """Return the offsets that were not settled before a restart."""
+        # Both are in the order of offsets, so one pass finds them.
+        settled = self._ahead
+        left = []
+        at = 0
+        for offset in offsets:
+            while at < len(settled) and settled[at][1] <= offset:
+                at += 1
+            if at == len(settled) or offset < settled[at][0]:
+                left.append(offset)
+        return left
 
     def pass_over(self, end: int) -> None:
         """Note that no message below ``end`` is left to hand out."""
@@ -153,6 +159,12 @@ class QueueInFlight:
     def _rewind(self) -> None:
         """Continue at the first message that is not settled; receipts of the last take become void."""
         self.next_offset = self.committed
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what is in flight; its receipts become void."""
+        for delivery in self.open.values():
+            delivery.count -= 1
         self.open.clear()
 
     def settle(self, offset: int, pop_ms: int) -> bool:
@@ -164,9 +176,15 @@ class QueueInFlight:
         return True
 
     def _close(self, offset: int) -> None:
-        del self.open[offset]
+        self.open.pop(offset).count -= 1
         if not self.open:
             self.counts = {}
+
+    def _replace(self, offset: int, pop_ms: int, visible_ms: int, *, moving: bool = False) -> InFlight:
+        """Give one message a delivery of its own."""
+        self.open[offset].count -= 1
+        self.open[offset] = delivery = InFlight(pop_ms, visible_ms, moving)
+        return delivery
 
     def renew(self, offset: int, pop_ms: int, take: Take, *, keep: bool) -> InFlight | None:
         """Give a message new time from ``take.now_ms`` on; return None if the receipt is not its current delivery's.
@@ -179,25 +197,20 @@ class QueueInFlight:
             return None
         if not (keep or self.ordered):
             # Later in any case, even if the clock was set back: no two deliveries have the same receipt.
-            delivery.pop_ms = max(take.now_ms, pop_ms + 1)
-        delivery.visible_ms = take.now_ms + take.invisible_ms
-        return delivery
+            pop_ms = max(take.now_ms, pop_ms + 1)
+        return self._replace(offset, pop_ms, take.now_ms + take.invisible_ms)
 
-    def begin_move(self, offset: int, visible_ms: int) -> bool:
-        """Let an expired message move; return False if ``visible_ms`` is no longer the end of its time."""
-        delivery = self.open.get(offset)
-        if delivery is None or delivery.visible_ms != visible_ms or delivery.moving or self.ordered:
-            return False
-        delivery.moving = True
-        return True
+    def begin_move(self, offset: int) -> None:
+        """Let an expired message move."""
+        delivery = self.open[offset]
+        self._replace(offset, delivery.pop_ms, delivery.visible_ms, moving=True)
 
     def begin_return(self, offset: int, pop_ms: int) -> InFlight | None:
         """Let a message move because its consumer gives it back; return None if the receipt is not its delivery's."""
         delivery = self.open.get(offset)
         if delivery is None or delivery.pop_ms != pop_ms or delivery.moving or self.ordered:
             return None
-        delivery.moving = True
-        return delivery
+        return self._replace(offset, pop_ms, delivery.visible_ms, moving=True)
 
     def moved(self, offset: int) -> None:
         """Settle a message that has been stored again."""
@@ -210,7 +223,7 @@ class QueueInFlight:
         delivery = self.open.get(offset)
         if delivery is None or not delivery.moving:
             return False
-        delivery.moving, delivery.visible_ms = False, visible_ms
+        self._replace(offset, delivery.pop_ms, visible_ms)
         return True
 
     def advance(self, committed: int) -> None:
@@ -300,8 +313,10 @@ class InFlightTable:
         """Number of changes of what is settled."""
         self._offsets = offsets
         self._queues: dict[QueueKey, QueueInFlight] = {}
-        self._ends: list[tuple[int, QueueKey, int]] = []
-        """Heap of (end of time, queue, offset); entries of settled and renewed messages are stale."""
+        self._ends: list[tuple[int, int, QueueKey, InFlight, Sequence[int]]] = []
+        """Heap of (end of time, number of the entry, queue, delivery, its offsets); a delivery of which nothing is left
+        is stale."""
+        self._ends_added = 0
         self._pop_ms_min = 0
 
     def __len__(self) -> int:
@@ -323,8 +338,12 @@ class InFlightTable:
             return
         self._queues[key] = state
         self.in_flight += len(state.open)
+        offsets: dict[InFlight, list[int]] = {}
         for offset, delivery in state.open.items():
-            self._add_end(delivery, key, offset)
+            offsets.setdefault(delivery, []).append(offset)
+        for delivery, each in offsets.items():
+            delivery.count = len(each)
+            self._add_end(delivery, key, each)
 
     def states(self) -> Iterator[tuple[QueueKey, QueueInFlight]]:
         """Yield each queue whose committed offset does not say everything. Any thread."""
@@ -368,6 +387,7 @@ class InFlightTable:
         if state is not None:
             self._void(state)
             self.in_flight -= len(state.open)
+            state.clear()
             self.changes += 1
             self._forgotten(key)
 
@@ -428,8 +448,8 @@ class InFlightTable:
         before = len(state.open)
         taken = state.take(offsets, end, take, pop_ms)
         self.in_flight += len(state.open) - before
-        for offset in taken:
-            self._add_end(state.open[offset], key, offset)
+        if taken:
+            self._add_end(state.open[taken[0]], key, taken)
         self._store(key, state)
         return taken
 
@@ -439,18 +459,25 @@ class InFlightTable:
         return state.counts if state is not None else {}
 
     def settle(self, key: QueueKey, offset: int, pop_ms: int) -> bool:
+        return self.settle_all(key, [(offset, pop_ms)])[0]
+
+    def settle_all(self, key: QueueKey, receipts: Sequence[tuple[int, int]]) -> list[bool]:
+        """Settle messages of a queue by (offset, pop time); return for each whether the receipt is that of its current
+        delivery."""
         state = self._find(key)
-        if state is None or not state.settle(offset, pop_ms):
-            return False
-        self.in_flight -= 1
-        self._store(key, state)
-        return True
+        if state is None:
+            return [False] * len(receipts)
+        valid = [state.settle(offset, pop_ms) for offset, pop_ms in receipts]
+        if any(valid):
+            self.in_flight -= sum(valid)
+            self._store(key, state)
+        return valid
 
     def renew(self, key: QueueKey, offset: int, pop_ms: int, take: Take, *, keep: bool = False) -> InFlight | None:
         state = self._find(key)
         delivery = state.renew(offset, pop_ms, take, keep=keep) if state is not None else None
         if delivery is not None:
-            self._add_end(delivery, key, offset)
+            self._add_end(delivery, key, (offset,))
         return delivery
 
     def is_free(self, key: QueueKey, now_ms: int) -> bool:
@@ -459,16 +486,12 @@ class InFlightTable:
 
     # ---- times that end
 
-    def _add_end(self, delivery: InFlight, key: QueueKey, offset: int) -> None:
-        heapq.heappush(self._ends, (delivery.visible_ms, key, offset))
+    def _add_end(self, delivery: InFlight, key: QueueKey, offsets: Sequence[int]) -> None:
+        self._ends_added += 1
+        heapq.heappush(self._ends, (delivery.visible_ms, self._ends_added, key, delivery, offsets))
         if len(self._ends) > max(STALE_ENTRIES_MIN, 2 * self.in_flight):
-            self._ends = [entry for entry in self._ends if self._is_current(*entry)]
+            self._ends = [entry for entry in self._ends if entry[3].count]
             heapq.heapify(self._ends)
-
-    def _is_current(self, visible_ms: int, key: QueueKey, offset: int) -> bool:
-        state = self._queues.get(key)
-        delivery = state.open.get(offset) if state is not None else None
-        return delivery is not None and delivery.visible_ms == visible_ms and not delivery.moving
 
     def next_end_ms(self) -> int | None:
         """Return when the next time ends, at the earliest."""
@@ -479,15 +502,21 @@ class InFlightTable:
         expired: list[Expired] = []
         free: dict[QueueKey, None] = {}
         while self._ends and self._ends[0][0] <= now_ms and len(expired) + len(free) < count:
-            visible_ms, key, offset = heapq.heappop(self._ends)
+            visible_ms, number, key, delivery, offsets = heapq.heappop(self._ends)
             state = self._find(key)
-            if state is None or not self._is_current(visible_ms, key, offset):
+            if state is None or not delivery.count:
                 continue
+            left = [offset for offset in offsets if state.open.get(offset) is delivery]
             if state.ordered:
-                if self.is_free(key, now_ms):
+                if left and self.is_free(key, now_ms):
                     free[key] = None
-            elif state.begin_move(offset, visible_ms):
-                expired.append(Expired(key, offset, state.open[offset].pop_ms))
+                continue
+            room = count - len(expired) - len(free)
+            for offset in left[:room]:
+                state.begin_move(offset)
+                expired.append(Expired(key, offset, delivery.pop_ms))
+            if left[room:]:
+                heapq.heappush(self._ends, (visible_ms, number, key, delivery, left[room:]))
         return Due(expired, list(free))
 
     def begin_return(self, key: QueueKey, offset: int, pop_ms: int) -> InFlight | None:
@@ -506,7 +535,7 @@ class InFlightTable:
         """Let a message move at ``visible_ms`` that could not be stored again."""
         state = self._find(key)
         if state is not None and state.keep(offset, visible_ms):
-            self._add_end(state.open[offset], key, offset)
+            self._add_end(state.open[offset], key, (offset,))
 
     # ---- what is on disk
 

@@ -216,7 +216,7 @@ def batch_ack_message(request: RemotingRequest, pops: PopService) -> None:
     # All of them are checked before one is settled.
     for ack in acks:
         rules.check(request, Need((CONSUME,), GROUP, ack.key.group), Need((CONSUME,), TOPIC, ack.topic))
-    if any(pops.settle_all((ack.key, offset, ack.pop_ms) for ack in acks for offset in ack.offsets())):
+    if any(pops.settle_all([(ack.key, offset, ack.pop_ms) for ack in acks for offset in ack.offsets()])):
         request.reply()
     else:
         request.reply(code=codes.NO_MESSAGE, remark="none of the messages is in flight with these receipts")
