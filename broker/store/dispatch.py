@@ -288,6 +288,7 @@ class DerivedFiles:
                 return 0
             index_count = self._index.expired(log_start)
             index_names = [file.path.name for file in self._index.files[index_count:]]
+            self._index.sync_names()  # of a file that has become the newest since
             # The state first: after a stop in between, it must not list files that are gone.
             if not self._fits(lambda: self._state.log_begins_at(log_start, index_names)):
                 log.error(
