@@ -44,6 +44,8 @@ def any_compiled() -> bool:
 
 def warm(modules: Iterable[str] = MODULES) -> Iterator[tuple[str, float]]:
     """Compile every kernel of these modules, or load it from the cache; yields (module, seconds it took) after each."""
+    # Numba compares the first array that it gets with a type of this module: imported then, it would stop the loop.
+    importlib.import_module("numpy.ma")
     for name in modules:
         started = time.perf_counter()
         importlib.import_module(f".{name}", __name__)
