@@ -3,12 +3,14 @@
 ``WatchedBroker`` is a broker whose process also runs the first part of this module: a timer of the loop fires every
 millisecond and writes the time to shared memory. When it fires late, it notes what the loop's thread did meanwhile, by
 the system's counters, and how long the collector ran. The second part runs in the bench: ``StallWatch`` reads the
-shared time, and when that stands still it asks the process for the stacks of all threads, by a signal whose handler
-(of ``faulthandler``) needs no interpreter. So a stall is seen from inside, whoever holds the interpreter.
+shared time, and when that stands still it looks which threads run, and asks the loop's thread for its stack, by a
+signal whose handler (of ``faulthandler``) needs no interpreter. So a stall is seen from inside, whoever holds the
+interpreter.
 """
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import gc
 import json
@@ -36,13 +38,16 @@ BEAT_S = 0.001
 STALL_MS = 5.0
 """A stall is a pause of the loop that is longer."""
 ASK_AFTER_MS = 4.0
-"""Age of the last beat at which the stacks are asked for, and again each time that it has doubled."""
+"""Age of the last beat at which the stack is asked for, and again each time that it has doubled."""
 SIGNAL = signal.SIGUSR1
+STACK_SHOWN = 6
 
 _BEAT = struct.Struct("=q")
 _MS = 1e6
 _LATE_NS = int((STALL_MS + BEAT_S * 1e3) * _MS)
 _SHARED, _RECORDS, _STACKS = "beat", "stalls", "stacks"
+_SYS_TGKILL = {"x86_64": 234, "aarch64": 131}
+_FUTEX = {"x86_64": "202", "aarch64": "98"}
 
 
 # ---- Inside the broker's process.
@@ -66,7 +71,8 @@ class Heart:
         now, counters = time.monotonic_ns(), self._read_counters()
         if now - self._last > _LATE_NS:
             passed = [after - before for after, before in zip(counters, self._counters, strict=True)]
-            self._records.write(json.dumps([self._last, now, *passed]) + "\n")
+            names = {thread.native_id: thread.name for thread in threading.enumerate()}
+            self._records.write(json.dumps([names, self._last, now, *passed]) + "\n")
         self._last, self._counters = now, counters
         _BEAT.pack_into(self._shared, 0, now)
         self._loop.call_later(BEAT_S, self._beat)
@@ -93,7 +99,8 @@ def main() -> None:
     with (folder / _SHARED).open("r+b") as file:
         shared = mmap.mmap(file.fileno(), _BEAT.size)
     records = (folder / _RECORDS).open("w", buffering=1)
-    faulthandler.register(SIGNAL, (folder / _STACKS).open("w"), all_threads=True)
+    # Only the stack of the thread that gets the signal: those of running threads cannot be read safely.
+    faulthandler.register(SIGNAL, (folder / _STACKS).open("w"), all_threads=False)
     usual = daemon.loop_factory()
 
     def make_loop() -> AbstractEventLoop:
@@ -144,10 +151,7 @@ _PLACES: tuple[tuple[str, str, str], ...] = (
 )
 """File and function (empty: any) of a frame, and the cause that it shows; the innermost one that is listed counts."""
 
-_IDLE = {("threading.py", "wait"), ("thread.py", "_worker"), ("flush.py", "do_once"), ("flush.py", "_wait")}
-"""Innermost frames of threads that wait for work."""
 _FRAME = re.compile(r'^  File "([^"]+)", line (\d+) in (.+)$', re.MULTILINE)
-_FUTEX = {"x86_64": "202", "aarch64": "98"}
 
 Frame = tuple[str, int, str]
 """File name without its folder, line and function."""
@@ -155,10 +159,10 @@ Frame = tuple[str, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A pause of the loop, in ns of the monotonic clock; what its thread did, in ms; and the stacks seen in it.
+    """A pause of the loop, in ns of the monotonic clock; what its thread did, in ms; and the stack seen in it.
 
-    ``waited``: for a processor; ``others``: innermost frame of each other thread that was not idle; ``call``: number of
-    the system call that the thread was in.
+    ``waited``: for a processor; ``others``: names of the other threads that ran, or waited for the disk; ``call``:
+    number of the system call that the thread was in.
     """
 
     begin_ns: int
@@ -169,7 +173,7 @@ class Stall:
     collector: float
     major_faults: int
     stack: Sequence[Frame] = ()
-    others: Sequence[Frame] = ()
+    others: Sequence[str] = ()
     call: str = ""
 
     @property
@@ -208,18 +212,22 @@ class Stall:
             parts.append(f"{self.major_faults} pages from disk")
         if self.call:
             parts.append(f"system call {self.call}")
-        for name, frames in (("in", self.stack[:6]), ("others in", self.others)):
-            if frames:
-                parts.append(f"{name} " + " < ".join(f"{file}:{line} {function}" for file, line, function in frames))
+        if self.others:
+            parts.append(f"beside {' and '.join(self.others)}")
+        if self.stack:
+            frames = [f"{file}:{line} {function}" for file, line, function in self.stack[:STACK_SHOWN]]
+            parts.append(f"in {' < '.join(frames)}")
         return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request for the stacks: the last beat, the system call of the loop's thread, and the bytes written before."""
+    """A request for the stack: the last beat, the system call of the loop's thread, the other threads that ran, and the
+    bytes of the stacks before."""
 
     beat_ns: int
     call: str
+    others: Sequence[str]
     stacks_at: int
 
 
@@ -260,15 +268,16 @@ class StallWatch:
         self._thread.join()
         stacks = (self.broker.folder / _STACKS).read_bytes()
         ends = [asked.stacks_at for asked in self._asked[1:]] + [len(stacks)]
-        seen = {
-            asked.beat_ns: (stacks[asked.stacks_at : end].decode(errors="replace"), asked.call)
-            for asked, end in zip(self._asked, ends, strict=True)
-        }
+        seen: dict[int, tuple[_Asked, str]] = {}
+        for asked, end in zip(self._asked, ends, strict=True):
+            # The first request of a pause has the best chance to find its cause.
+            seen.setdefault(asked.beat_ns, (asked, stacks[asked.stacks_at : end].decode(errors="replace")))
         for line in (self.broker.folder / _RECORDS).read_text().splitlines():
-            begin_ns, *rest = json.loads(line)
+            names, begin_ns, *rest = json.loads(line)
             if begin_ns >= self._began_ns:
-                text, call = seen.get(begin_ns, ("", ""))
-                self.stalls.append(Stall(begin_ns, *rest, *split_stacks(text), call))
+                asked, text = seen.get(begin_ns, (_Asked(begin_ns, "", (), 0), ""))
+                others = [names.get(thread, f"thread {thread}") for thread in asked.others]
+                self.stalls.append(Stall(begin_ns, *rest, read_stack(text), others, asked.call))
 
     def _watch(self, pid: int, stacks: Path) -> None:
         beat, ask_after = 0, 0.0
@@ -278,8 +287,9 @@ class StallWatch:
                 beat, ask_after = last, ASK_AFTER_MS
             if time.monotonic_ns() - beat > ask_after * _MS:
                 ask_after *= 2
-                self._asked.append(_Asked(beat, _system_call(pid), stacks.stat().st_size))
-                os.kill(pid, SIGNAL)
+                self._asked.append(_Asked(beat, _system_call(pid), _others(pid), stacks.stat().st_size))
+                # To the main thread, as no function of Python's library does.
+                ctypes.CDLL(None).syscall(_SYS_TGKILL[os.uname().machine], pid, pid, SIGNAL)
 
     def figures(self) -> dict[str, float]:
         """Return the number of stalls, and their longest in ms, in total and by cause."""
@@ -300,24 +310,26 @@ def _system_call(pid: int) -> str:
     return ""
 
 
-def split_stacks(text: str) -> tuple[list[Frame], list[Frame]]:
-    """Return the first stack of the main thread in ``faulthandler``'s text, innermost frame first, and the innermost
-    frame of each other thread that was not idle then."""
-    main: list[Frame] = []
-    others: list[Frame] = []
-    for block in re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)[1:]:
-        frames = [
-            (Path(file).name, int(line), function)
-            for file, line, function in _FRAME.findall(block)
-            if not file.startswith("<")  # the import system, whose caller says more
-        ]
-        if any(file == Path(__file__).name for file, _, _ in frames):
-            if main:  # the stacks were asked for again
-                break
-            main = frames
-        elif frames and (frames[0][0], frames[0][2]) not in _IDLE:
-            others.append(frames[0])
-    return main, others
+def _others(pid: int) -> list[str]:
+    """Return the ids of the process's other threads that run, or wait for the disk."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # it may have ended
+            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+            if state in "RD" and task.name != str(pid):
+                found.append(task.name)
+    return found
+
+
+def read_stack(text: str) -> list[Frame]:
+    """Return the first stack in ``faulthandler``'s text, innermost frame first, without the import system, whose caller
+    says more."""
+    first = re.split(r"^Stack .*$", text, flags=re.MULTILINE)[1:2]
+    return [
+        (Path(file).name, int(line), function)
+        for file, line, function in _FRAME.findall("".join(first))
+        if not file.startswith("<")
+    ]
 
 
 if __name__ == "__main__":

@@ -245,8 +245,15 @@ class ArchiveReader:
 
     # ---- records
 
-    def record_at(self, physical_offset: int) -> Record | None:
-        """Return the record that begins at a physical offset; None if the archive has none there any more."""
+    def record_at(self, physical_offset: int) -> bytes | None:
+        """Return the bytes of the record that begins at a physical offset; None if the archive has none there any more.
+
+        It has been checked, its body's checksum too.
+        """
+        found = self._record_at(physical_offset)
+        return None if found is None else found[0]
+
+    def _record_at(self, physical_offset: int) -> tuple[bytes, Record] | None:
         entry = self.entry_at(physical_offset)
         if entry is None:
             return None
@@ -257,31 +264,40 @@ class ArchiveReader:
         size = int.from_bytes(fragment.read(physical_offset, physical_offset + 4), "big", signed=True)
         if not RECORD_BYTES_MIN <= size <= entry.end - physical_offset:
             raise CorruptObject(name, f"no record begins {where}")
+        blob = fragment.read(physical_offset, physical_offset + size)
         try:
-            record = decode_record(fragment.read(physical_offset, physical_offset + size))
+            record = decode_record(blob)
         except CorruptRecord as error:
             raise CorruptObject(name, f"the record {where}: {error}") from None
         if record.physical_offset != physical_offset:
             raise CorruptObject(name, f"the record {where} says that it is at {record.physical_offset:,}")
-        return record
+        return blob, record
 
     # ---- keys
 
     def find_key(
         self, topic: str, key: str, *, since_ms: int | None = None, until_ms: int | None = None
-    ) -> Iterator[Record]:
-        """Yield the records of a topic that have a key (one of KEYS, or UNIQ_KEY), newest first.
+    ) -> Iterator[bytes]:
+        """Yield the bytes of the records of a topic that have a key (one of KEYS, or UNIQ_KEY), newest first.
 
         One block of each sorted run is read, side by side, and then the records. A record that retention has removed is
         left out.
         """
         positions = sorted(self.positions_of_key(topic, key, since_ms, until_ms), reverse=True)
         for at in range(0, len(positions), _KEY_RECORDS):
-            for record in self.pool.map(self.record_at, positions[at : at + _KEY_RECORDS]):
-                if record is not None and record.topic.decode("utf-8", "replace") == topic and key in _keys_of(record):
-                    at_ms = record.store_timestamp
-                    if (since_ms is None or at_ms >= since_ms) and (until_ms is None or at_ms < until_ms):
-                        yield record
+            for found in self.pool.map(self._record_at, positions[at : at + _KEY_RECORDS]):
+                if found is None:
+                    continue
+                blob, record = found
+                at_ms = record.store_timestamp
+                # Another key may have the same hash.
+                if (
+                    record.topic.decode("utf-8", "replace") == topic
+                    and key in _keys_of(record)
+                    and (since_ms is None or at_ms >= since_ms)
+                    and (until_ms is None or at_ms < until_ms)
+                ):
+                    yield blob
 
     def positions_of_key(self, topic: str, key: str, since_ms: int | None, until_ms: int | None) -> set[int]:
         """Return the physical offsets of the records that have a key with the hash of ``key``."""
