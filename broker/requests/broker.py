@@ -36,6 +36,7 @@ from .short_sends import ShortSends
 
 if TYPE_CHECKING:
     from ...protocol.commands import ConnectionInfo
+    from ..archive.reads import ArchivedReads
     from ..archive.uploader import ArchiveService
     from ..background.flush import FlushService
     from ..background.held_pulls import PullRequestHoldService
@@ -175,11 +176,19 @@ class Broker:
         them on disk; at once in a broker on its own."""
         self.member: ReplicaMember | None = None
         """This broker's place in a replica set; None: it is on its own."""
+        self.archived_reads: ArchivedReads | None = None
+        """The reads of what only the archive has; None: there is no archive."""
         self.archive: ArchiveService | None = None
         """The writer of the archive; None: there is no archive, or this broker does not lead its set."""
         self.connections = 0
-        self.short_sends = ShortSends(self) if short_sends_kernel.AVAILABLE else None
-        """The short way of PRODUCE frames; None where there is none."""
+        self.short_sends: ShortSends | None = None
+        """The short way of PRODUCE frames; None where there is none, and as long as its kernels are not compiled."""
+        self.begin_short_sends()
+
+    def begin_short_sends(self) -> None:
+        """Begin the short way of PRODUCE frames, unless it has begun, if its kernels are compiled by now."""
+        if self.short_sends is None and short_sends_kernel.is_ready():
+            self.short_sends = ShortSends(self)
 
     def _create_delivery(self) -> None:
         """Create what happens to messages beyond storing and reading them; each part uses some of those before it."""
