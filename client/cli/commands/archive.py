@@ -157,10 +157,10 @@ def verify(settings: BrokerChoice, url: str) -> int:
     The exit code is 1 if there is any.
     """
     with _open(url) as reader:
-        from ....protocol.storage.archive.verify import Verified
+        from ....protocol.storage.archive.verify import VerifiedArchive
         from ....protocol.storage.archive.verify import verify as verify_archive
 
-        done = Verified()
+        done = VerifiedArchive()
         flaws = list(verify_archive(reader, done))
     settings.output.rows(_FLAW_COLUMNS, flaws, empty="every object is sound")
     note(
