@@ -72,6 +72,7 @@ class Lifecycle:
         self._settings = settings
         self.ended = asyncio.Event()
         """Set when the broker must be stopped and started again: its role in a replica set has changed, or the log."""
+        self._is_stopping = False
         self._set: SetMembership | None = None
         if settings.replication.set:
             # Late, because a broker on its own needs none of these modules.
@@ -357,8 +358,18 @@ class Lifecycle:
         broker.when_settings_change.append(lambda settings: setattr(service, "settings", settings.archive))
         service.start()
 
+    def use_compiled_kernels(self) -> None:
+        """Begin what only compiled kernels do, if they have been compiled since the start: short sends, flushes in a
+        compiled thread. Only for the loop."""
+        if self._broker is None or self._is_stopping:
+            return
+        self._broker.begin_short_sends()
+        if isinstance(self._broker.flush, GroupCommitService):
+            self._broker.flush.use_compiled_thread(self._loop)
+
     async def stop(self) -> None:
         """Stop whatever was started, in order: connections, services, store. A closed store has no abort file."""
+        self._is_stopping = True
         self._endpoint.stopping()
         if self._set is not None:
             # First, because a primary hands over while its followers are still connected.

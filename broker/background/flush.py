@@ -67,8 +67,8 @@ class FileSync:
 
     @classmethod
     def start(cls, loop: AbstractEventLoop, on_synced: OnSynced) -> FileSync | None:
-        """Start the thread; return None if the platform has no such thread."""
-        if not kernel.AVAILABLE:
+        """Start the thread; return None if the platform has no such thread, or if it is not compiled yet."""
+        if not kernel.is_ready():
             return None
         sync = cls(loop, on_synced)
         sync._thread.start()
@@ -252,11 +252,20 @@ class GroupCommitService(FlushService):
         """The loop's ``call_later``; it is set with ``_sync``."""
 
     def use_compiled_thread(self, loop: AbstractEventLoop) -> None:
-        """Flush single files in the compiled thread, if there is one and the store's file system is the real one."""
+        """Flush single files in the compiled thread, if there is one and the store's file system is the real one.
+
+        Only for the loop, also while the Python thread flushes; does nothing if the compiled thread runs already.
+        """
         # A file layer of the tests must see every sync, and the compiled thread would make them past it.
-        if type(self._store.files).sync_data is Files.sync_data:
+        if self._sync is not None or type(self._store.files).sync_data is not Files.sync_data:
+            return
+        sync = FileSync.start(loop, self._synced)
+        if sync is not None:
             self._call_later = loop.call_later
-            self._sync = FileSync.start(loop, self._synced)
+            # The Python thread owns the log, and may be flushing it: it gives it back after one more flush.
+            self._handed_over = self._requested = True
+            self._sync = sync
+            super().wake()
 
     def wake(self) -> None:
         """Flush the bytes that were written. Only for the loop, except while the service stops."""

@@ -27,7 +27,7 @@ from ...protocol.frames import (
     REQUEST_START,
     encode_produce_answer,
 )
-from ...protocol.storage.arrays.jit import INTERPRETED, i64, i64_array, inlined, kernel
+from ...protocol.storage.arrays.jit import INTERPRETED, i64, i64_array, inlined, is_compiled, kernel
 from ...protocol.storage.arrays.words import copy_bytes, load_be32, load_be64, store_be32, store_be64
 from ...protocol.storage.layout import BLANK_BYTES_MIN
 from .produce import (
@@ -51,7 +51,7 @@ from .produce import (
 )
 
 AVAILABLE = sys.platform == "linux" and not INTERPRETED
-"""True if this platform and mode can serve: it needs epoll, and the names that Linux's C libraries give their
+"""True if this platform and mode have the kernels: they need epoll, and the names that Linux's C libraries give their
 functions."""
 
 READS_MAX = 256
@@ -714,3 +714,8 @@ if AVAILABLE:
         """
         _send_answers(state)
         return state[R_UNSENT]
+
+
+def is_ready() -> bool:
+    """Return whether ``serve`` and ``send`` can be called: they are compiled."""
+    return AVAILABLE and is_compiled(serve) and is_compiled(send)

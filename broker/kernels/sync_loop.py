@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from ...protocol.storage.arrays.jit import INTERPRETED, i64, i64_array, kernel, void
+from ...protocol.storage.arrays.jit import INTERPRETED, i64, i64_array, is_compiled, kernel, void
 
 AVAILABLE = sys.platform == "linux" and hasattr(os, "eventfd") and not INTERPRETED
 """True if this platform and mode have the thread: it needs eventfd, and the names that Linux's C libraries give it."""
@@ -71,3 +71,8 @@ if AVAILABLE:
     serve = kernel(void, i64, i64, i64_array)(_serve)
 else:
     serve = _serve
+
+
+def is_ready() -> bool:
+    """Return whether the thread can run: ``serve`` is compiled."""
+    return is_compiled(serve)

@@ -44,6 +44,9 @@ BUILD_INFO = _gauge(
 )
 WRITABLE = _gauge("flintmq_writable", "1 while messages are accepted, 0 while they are refused: see `/readyz`")
 RECOVERY = _gauge("flintmq_recovery_seconds", "time to open and recover the store at the start")
+INTERPRETED_KERNELS = _gauge(
+    "flintmq_interpreted_kernels", "kernels that are not compiled yet and run as plain Python, which is slow"
+)
 
 QUARANTINED_HOLES = _gauge(
     "flintmq_quarantined_holes", "damaged ranges (holes) of the CommitLog, kept in `flintmq/quarantine/`"

@@ -17,6 +17,7 @@ from typing import TypeAlias, TypeVar
 
 from ...protocol.commands import COMMANDS, PRODUCE, PULL, QUERY_BY_KEY, VIEW_MESSAGE_BY_ID
 from ...protocol.errors import ERRORS_BY_CODE, RESULT_NAMES
+from ...protocol.storage.arrays.jit import interpreted_count
 from ...protocol.storage.delivery import (
     DEAD_LETTER_TOPIC_PREFIX,
     RETRY_TOPIC_PREFIX,
@@ -312,6 +313,7 @@ def _add_broker(out: Exposition, broker: Broker) -> None:
     out.add(catalog.BUILD_INFO, [(labels(catalog.BUILD_INFO.labels, info), 1)])
     out.add_one(catalog.WRITABLE, 0 if broker.write_refusal() else 1)
     out.add_one(catalog.RECOVERY, broker.recovery_seconds)
+    out.add_one(catalog.INTERPRETED_KERNELS, interpreted_count())
     quarantine = broker.store.quarantine
     out.add_one(catalog.QUARANTINED_HOLES, len(quarantine.ranges))
     out.add_one(catalog.QUARANTINED_BYTES, quarantine.bytes)

@@ -181,8 +181,14 @@ class Broker:
         self.archive: ArchiveService | None = None
         """The writer of the archive; None: there is no archive, or this broker does not lead its set."""
         self.connections = 0
-        self.short_sends = ShortSends(self) if short_sends_kernel.AVAILABLE else None
-        """The short way of PRODUCE frames; None where there is none."""
+        self.short_sends: ShortSends | None = None
+        """The short way of PRODUCE frames; None where there is none, and as long as its kernels are not compiled."""
+        self.begin_short_sends()
+
+    def begin_short_sends(self) -> None:
+        """Begin the short way of PRODUCE frames, unless it has begun, if its kernels are compiled by now."""
+        if self.short_sends is None and short_sends_kernel.is_ready():
+            self.short_sends = ShortSends(self)
 
     def _create_delivery(self) -> None:
         """Create what happens to messages beyond storing and reading them; each part uses some of those before it."""
