@@ -305,8 +305,7 @@ class Lifecycle:
         from ..archive.reads import DEADLINE_S, ArchivedReads
 
         def written() -> ArchiveManifest | None:
-            lineage = broker.archive.lineage if broker.archive is not None else None
-            return lineage.manifest if lineage is not None else None
+            return broker.archive.manifest if broker.archive is not None else None
 
         reads = ArchivedReads(Objects(self._settings.archive.url, deadline_s=DEADLINE_S), written)
         broker.archived_reads = self._archived_reads = reads
