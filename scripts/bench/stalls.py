@@ -41,13 +41,14 @@ ASK_AFTER_MS = 4.0
 """Age of the last beat at which the stack is asked for, and again each time that it has doubled."""
 SIGNAL = signal.SIGUSR1
 STACK_SHOWN = 6
+INTERPRETER_WAIT_MS = 2.0
+"""Longest mean wait of a thread that waits for the interpreter, whose switch interval is half a millisecond."""
 
 _BEAT = struct.Struct("=q")
 _MS = 1e6
 _LATE_NS = int((STALL_MS + BEAT_S * 1e3) * _MS)
 _SHARED, _RECORDS, _STACKS = "beat", "stalls", "stacks"
 _SYS_TGKILL = {"x86_64": 234, "aarch64": 131}
-_FUTEX = {"x86_64": "202", "aarch64": "98"}
 
 
 # ---- Inside the broker's process.
@@ -81,7 +82,8 @@ class Heart:
         """Return what ``Stall`` has after its times, since the thread's start."""
         used = resource.getrusage(resource.RUSAGE_THREAD)
         waited_ns = int(os.pread(self._schedule, 64, 0).split()[1])
-        return used.ru_utime * 1e3, used.ru_stime * 1e3, waited_ns / _MS, self._collector_ns / _MS, used.ru_majflt
+        spent = used.ru_utime * 1e3, used.ru_stime * 1e3, waited_ns / _MS, self._collector_ns / _MS
+        return *spent, used.ru_majflt, used.ru_nvcsw
 
     def _collector(self, phase: str, details: Mapping[str, int]) -> None:
         now = time.monotonic_ns()
@@ -161,8 +163,8 @@ Frame = tuple[str, int, str]
 class Stall:
     """A pause of the loop, in ns of the monotonic clock; what its thread did, in ms; and the stack seen in it.
 
-    ``waited``: for a processor; ``others``: names of the other threads that ran, or waited for the disk; ``call``:
-    number of the system call that the thread was in.
+    ``waited``: for a processor; ``waits``: how often it waited for something else; ``others``: names of the other
+    threads that ran, or waited for the disk; ``call``: number of the system call that the thread was in.
     """
 
     begin_ns: int
@@ -172,6 +174,7 @@ class Stall:
     waited: float
     collector: float
     major_faults: int
+    waits: int
     stack: Sequence[Frame] = ()
     others: Sequence[str] = ()
     call: str = ""
@@ -192,7 +195,9 @@ class Stall:
         if self.collector >= own / 2:
             return "collector"
         half, blocked = own / 2, own - self.user - self.system
-        if blocked >= half and self.others and self.call == _FUTEX.get(os.uname().machine):
+        # A thread that waits for the interpreter asks for it again after each switch interval; for the disk it waits
+        # once.
+        if blocked >= half and self.waits >= blocked / INTERPRETER_WAIT_MS:
             return "interpreter"
         for file, _, function in self.stack:
             for place, name, cause in _PLACES:
@@ -204,7 +209,7 @@ class Stall:
         blocked = max(0.0, self.ms - self.user - self.system - self.waited)
         parts = [
             f"{self.ms:.1f} ms, {CAUSES[self.cause]}: {self.user:.1f} ms user, {self.system:.1f} ms system, "
-            f"{self.waited:.1f} ms without a processor, {blocked:.1f} ms blocked"
+            f"{self.waited:.1f} ms without a processor, {blocked:.1f} ms blocked ({self.waits} waits)"
         ]
         if self.collector:
             parts.append(f"{self.collector:.1f} ms collector")

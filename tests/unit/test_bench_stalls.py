@@ -22,7 +22,7 @@ Stack (most recent call first):
 
 def stall(ms: float, stack: Any = (), **spent: Any) -> Stall:
     """Return a stall of ``ms`` milliseconds, of which the loop's thread spent some in the named ways."""
-    kept = {"user": 0.0, "system": 0.0, "waited": 0.0, "collector": 0.0, "major_faults": 0, **spent}
+    kept = {"user": 0.0, "system": 0.0, "waited": 0.0, "collector": 0.0, "major_faults": 0, "waits": 1, **spent}
     return Stall(0, int((ms + 1) * MS), stack=stack, **kept)
 
 
@@ -38,6 +38,7 @@ def test_the_first_stack_of_a_pause_is_read() -> None:
         (stall(30, read_stack(STACKS)), "index_file"),
         (stall(30, [("index.py", 310, "put")], user=2.0), "index_write"),
         (stall(30, [("pull.py", 1, "pull")], user=20.0), "work"),
+        (stall(30, [("pull.py", 1, "pull")], waits=40), "interpreter"),
         (stall(30), "unknown"),
     ],
 )
