@@ -305,8 +305,7 @@ class Lifecycle:
         from ..archive.reads import DEADLINE_S, ArchivedReads
 
         def written() -> ArchiveManifest | None:
-            lineage = broker.archive.lineage if broker.archive is not None else None
-            return lineage.manifest if lineage is not None else None
+            return broker.archive.manifest if broker.archive is not None else None
 
         reads = ArchivedReads(Objects(self._settings.archive.url, deadline_s=DEADLINE_S), written)
         broker.archived_reads = self._archived_reads = reads
@@ -340,6 +339,7 @@ class Lifecycle:
         """Copy the log into the archive from now on."""
         from ..archive.lineage import Writer, process_id
         from ..archive.uploader import ArchiveService
+        from ..replication.member.tables import archived_tables
 
         replication = self._settings.replication
         store_id, epoch = store.state.archive_id, 0
@@ -351,7 +351,13 @@ class Lifecycle:
             store_id, replication.set, epoch, process_id(os.getpid()), self._settings.store.commitlog_file_bytes
         )
         service = ArchiveService(
-            store, self._settings.archive, objects, writer, self._loop.call_soon_threadsafe, self._fatal
+            store,
+            self._settings.archive,
+            objects,
+            writer,
+            archived_tables(store),
+            self._loop.call_soon_threadsafe,
+            self._fatal,
         )
         broker.archive = service
         self._services.append(service)
