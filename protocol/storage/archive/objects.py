@@ -74,6 +74,18 @@ class ArchiveExtraMissing(ConfigurationError, ObjectError):
     """obstore is not installed."""
 
 
+# ---- what an archive is
+
+IDENTITY = "archive.json"
+"""Object with the identity of an archive, which its writer creates first."""
+_BUCKET = re.compile(r"(?!file:)[a-zA-Z][a-zA-Z0-9+.-]+://")
+
+
+def is_archive(path: str) -> bool:
+    """Return whether a path names an archive: the URL of a bucket, or a folder with ``archive.json``."""
+    return _BUCKET.match(path) is not None or (Path(path.removeprefix("file://")) / IDENTITY).is_file()
+
+
 # ---- the six verbs
 
 VERBS = ("create", "put", "get", "range", "list", "delete")
