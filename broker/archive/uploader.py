@@ -29,15 +29,15 @@ from ...protocol.storage.archive.fragment import (
     FragmentName,
     check_compression,
 )
-from ...protocol.storage.archive.manifest import VERSIONS, ArchiveManifest, Entry, Group, decode_group
+from ...protocol.storage.archive.manifest import GROUPS, VERSIONS, ArchiveManifest, Entry, Group, decode_group
 from ...protocol.storage.archive.objects import ConditionsIgnored, ObjectError, Objects
 from ...protocol.storage.archive.tables import TABLES, ArchivedTable, encode_table, table_object
 from ..background.loop_work import Service
 from . import RUNNING, STARTING, STOPPED, UNAVAILABLE
 from .cutter import Cutter, DamagedLog
+from .leftovers import ORPHAN_MS, READER_MS, old_tables, old_versions, orphans
 from .lineage import ArchiveStopped, Lineage, NewFragment, ReadAgain, Writer, random_hex
-from .merging import merged, next_merge
-from .sweeping import ORPHAN_MS, READER_MS, old_tables, old_versions, orphans
+from .merge import merged, next_merge
 
 if TYPE_CHECKING:
     from ..background.loop_work import OnFatal, Post
@@ -473,7 +473,7 @@ class ArchiveService(Service):
         objects, now_ms = self._objects, time.time_ns() // 10**6
         for_orphans = time.monotonic() >= self._next_orphans
         versions, tables = list(objects.list(VERSIONS.rstrip("/"))), list(objects.list(TABLES))
-        listed = list(itertools.chain(objects.list("log"), objects.list("groups"))) if for_orphans else []
+        listed = list(itertools.chain(objects.list("log"), objects.list(GROUPS.rstrip("/")))) if for_orphans else []
         # After the lists: an object in them that the newest version does not name was named by none that will come. So
         # a process that was paused for days deletes nothing of what another has written since.
         manifest = lineage.newest()

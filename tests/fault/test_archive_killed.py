@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.archive import merging
+from flintmq.broker.archive import merge
 from flintmq.broker.store import MessageStore
 from flintmq.protocol.storage.archive.objects import ObjectError, Objects
 from tests.group_tools import until
@@ -75,7 +75,7 @@ def live(store: MessageStore, objects: _Dying) -> None:
 def test_the_next_writer_goes_on_wherever_the_last_one_was_killed(
     store: MessageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merging, "MERGED", MERGED)
+    monkeypatch.setattr(merge, "MERGED", MERGED)
     whole = _Dying(tmp_path / "whole", 1_000)
     live(store, whole)
     WrittenArchive(whole).assert_is(store)

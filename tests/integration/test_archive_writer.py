@@ -11,7 +11,7 @@ import pytest
 
 from flintmq.broker.archive import uploader
 from flintmq.broker.archive.lineage import Writer
-from flintmq.broker.archive.merging import MERGED
+from flintmq.broker.archive.merge import MERGED
 from flintmq.broker.store import MessageStore
 from flintmq.client import Message, Producer
 from flintmq.protocol.storage.archive.fragment import decode_index

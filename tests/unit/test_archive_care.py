@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from flintmq.broker.archive.merging import MERGED, next_merge
-from flintmq.broker.archive.sweeping import HOUR_MS, old_tables, old_versions, orphans
-from flintmq.protocol.storage.archive.fragment import FRAGMENT_BYTES
+from flintmq.broker.archive.leftovers import HOUR_MS, old_tables, old_versions, orphans
+from flintmq.broker.archive.merge import MERGED, next_merge
+from flintmq.protocol.storage.archive.fragment import FRAGMENT_BYTES, FragmentName
 from flintmq.protocol.storage.archive.manifest import LATEST, ArchiveManifest, Entry, version_name
 from flintmq.protocol.storage.archive.objects import Listed
 from flintmq.protocol.storage.archive.tables import table_object
@@ -73,8 +73,10 @@ def test_a_version_goes_an_hour_after_the_next_one_was_written() -> None:
 
 
 def test_an_object_that_is_not_named_goes_after_a_day() -> None:
-    found = [listed("log/a", 25 * HOUR_MS), listed("log/b", 25 * HOUR_MS), listed("log/c", 23 * HOUR_MS)]
-    assert list(orphans(found, {"log/b"}, NOW_MS)) == ["log/a"]
+    names = [FragmentName(0, number, number + 1, "0" * 16).log for number in range(3)]
+    found = [listed(name, hours * HOUR_MS) for name, hours in zip(names, (25, 25, 23), strict=True)]
+    found += [listed("groups/x.mft", 25 * HOUR_MS), listed("log/somebody-elses", 90 * HOUR_MS)]
+    assert list(orphans(found, {names[1]}, NOW_MS)) == [names[0], "groups/x.mft"]
 
 
 def test_of_old_tables_one_an_hour_and_one_a_day_is_kept() -> None:
