@@ -84,6 +84,10 @@ class _Cache(Generic[T]):
         self._held: OrderedDict[Hashable, tuple[Future[T], int]] = OrderedDict()
         self._lock = threading.Lock()
 
+    def __contains__(self, key: Hashable) -> bool:
+        """Return whether a value is there, or being loaded."""
+        return key in self._held
+
     def get(self, key: Hashable, load: Callable[[], T], size: int = 1) -> T:
         """Return the value; ``load`` makes it if it is not there. An error is raised and not kept."""
         with self._lock:
@@ -457,7 +461,8 @@ class Fragment:
         blocks = range(first // step, -(-stop // step))
         if ahead:
             for block in range(blocks.stop, min(blocks.stop + AHEAD_READS, -(-len(starts) // step))):
-                self._reader.pool.submit(self._block, block, step)
+                if (self.entry.name, step, block) not in self._reader.blocks:
+                    self._reader.pool.submit(self._block, block, step)
         at = int(self._before[first]) + begin - int(starts[first])  # counted in bytes of the log in this fragment
         done = 0
         for block in blocks:
