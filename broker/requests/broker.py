@@ -36,6 +36,7 @@ from .short_sends import ShortSends
 
 if TYPE_CHECKING:
     from ...protocol.commands import ConnectionInfo
+    from ..archive.reads import ArchivedReads
     from ..archive.uploader import ArchiveService
     from ..background.flush import FlushService
     from ..background.held_pulls import PullRequestHoldService
@@ -175,6 +176,8 @@ class Broker:
         them on disk; at once in a broker on its own."""
         self.member: ReplicaMember | None = None
         """This broker's place in a replica set; None: it is on its own."""
+        self.archived_reads: ArchivedReads | None = None
+        """The reads of what only the archive has; None: there is no archive."""
         self.archive: ArchiveService | None = None
         """The writer of the archive; None: there is no archive, or this broker does not lead its set."""
         self.connections = 0
