@@ -29,7 +29,7 @@ BLOCK_ENTRIES = 4_096
 _CRC = struct.Struct(">I")
 BLOCK_BYTES = BLOCK_ENTRIES * ENTRY_BYTES + _CRC.size
 
-_MASK = 0xFFFFFFFFFFFFFFFF
+HASH_MAX = _MASK = 0xFFFFFFFFFFFFFFFF
 PRIME_1 = 0x9E3779B185EBCA87
 PRIME_2 = 0xC2B2AE3D27D4EB4F
 PRIME_3 = 0x165667B19E3779F9
@@ -111,9 +111,12 @@ def blocks_in(count: int) -> int:
     return -(-count // BLOCK_ENTRIES)
 
 
-def block_of(hash_: int, count: int) -> int:
-    """Return the number of the block in which a hash most likely is, in a run of ``count`` > 0 entries."""
-    return (hash_ * count >> 64) // BLOCK_ENTRIES
+def block_of(hash_: int, count: int, first_hash: int = 0, last_hash: int = HASH_MAX) -> int:
+    """Return the number of the block in which a hash most likely is, in a run of ``count`` > 0 entries.
+
+    ``first_hash``, ``last_hash``: those that the run may have; the hash is one of them.
+    """
+    return (hash_ - first_hash) * count // (last_hash - first_hash + 1) // BLOCK_ENTRIES
 
 
 def block_range(block: int, count: int) -> tuple[int, int]:

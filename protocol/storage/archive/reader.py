@@ -33,7 +33,7 @@ from .fragment import (
     head_end,
     stored_range,
 )
-from .keys import Entries, block_of, block_range, blocks_in, decode_blocks, key_hash, positions_of, run_bytes
+from .keys import HASH_MAX, Entries, block_of, block_range, blocks_in, decode_blocks, key_hash, positions_of, run_bytes
 from .manifest import (
     IDENTITY,
     VERSIONS,
@@ -317,17 +317,19 @@ class ArchiveReader:
         hash_ = key_hash(topic, key)
         return {
             position
-            for found in self.pool.map(lambda run: self._search(run, hash_), self._runs(topic, since_ms, until_ms))
+            for found in self.pool.map(
+                lambda run: self._search(run, hash_), self._runs(topic, hash_, since_ms, until_ms)
+            )
             for position in found
         }
 
-    def _runs(self, topic: str, since_ms: int | None, until_ms: int | None) -> list[_Run]:
+    def _runs(self, topic: str, hash_: int, since_ms: int | None, until_ms: int | None) -> list[_Run]:
         """Return the runs that may have a key: the merged ones, and those of fragments that none of these covers."""
         manifest = self.manifest
         runs = [
-            _Run(run.name, 0, run.keys, None)
+            _Run(run.name, 0, run.keys, None, run.first_hash, run.last_hash)
             for run in manifest.runs
-            if run.keys and _may_be_in(run, since_ms, until_ms)
+            if run.keys and run.first_hash <= hash_ <= run.last_hash and _may_be_in(run, since_ms, until_ms)
         ]
         covered = [(run.start, run.end) for run in manifest.runs]
         for begin, end in _uncovered(covered, manifest.start, manifest.end):
@@ -338,7 +340,7 @@ class ArchiveReader:
 
     def _search(self, run: _Run, hash_: int) -> list[int]:
         """Return the positions of a hash in a run: from the block where it should be, and on to its neighbours."""
-        first = last = block_of(hash_, run.keys)
+        first = last = block_of(hash_, run.keys, run.first_hash, run.last_hash)
         entries = self._block(run, first)
         wanted = np.uint64(hash_)
         while first > 0 and entries["hash"][0] >= wanted:
@@ -367,12 +369,15 @@ _KEY_RECORDS = 64
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A sorted run of keys: its object, where it begins there, its length; the fragment that it belongs to, or None."""
+    """A sorted run of keys: its object, where it begins there, its length; the fragment that it belongs to, or None;
+    the hashes that it may have."""
 
     name: str
     at: int
     keys: int
     entry: Entry | None
+    first_hash: int = 0
+    last_hash: int = HASH_MAX
 
 
 def _keys_of(record: Record) -> tuple[str, ...]:
