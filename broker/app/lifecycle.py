@@ -316,8 +316,9 @@ class Lifecycle:
             self._broker.transaction_checks.stop()
             self._broker.transactions.stop()
             self._broker.reput.stop_on_loop()
-            if self._broker.short_sends is not None:
-                self._broker.short_sends.close()
+            for way in (self._broker.short_sends, self._broker.short_pops):
+                if way is not None:
+                    way.close()
         await self._loop.run_in_executor(None, self._close)
         self._endpoint.close()
 

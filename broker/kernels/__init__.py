@@ -9,6 +9,7 @@ With ``NUMBA_DISABLE_JIT=1`` the same source runs interpreted, which the tests u
 ``msgpack_reader``  the heads of msgpack values
 ``produce``         a PRODUCE frame's messages: validate them, then make records of them for the CommitLog
 ``short_sends``     PRODUCE frames of many connections: read, make records, build and send the answers
+``short_pops``      POP_MESSAGE and ACK_MESSAGE frames of many connections: read, build and send the answers
 ``dispatch``        CommitLog records: check, and turn them into ConsumeQueue units and index keys, or find their flaws
 ``index``           put entries into an IndexFile, check one, compare its entries with keys
 ``gather``          choose ConsumeQueue units, copy and check the records of a response
@@ -26,7 +27,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 SERVING_MODULES = tuple(
-    "record_crc text msgpack_reader produce short_sends dispatch index gather sequences sync_loop deliver".split()
+    "record_crc text msgpack_reader produce short_sends short_pops "
+    "dispatch index gather sequences sync_loop deliver".split()
 )
 READER_SCAN = "..protocol.storage.reader.scan"
 """The scan of records that ``dump`` reads with, relative to ``flintmq.broker``."""

@@ -32,6 +32,7 @@ from ..kernels import short_sends as short_sends_kernel
 from ..security.users import AccessTable
 from .counters import Counters, NextQueues
 from .dispatch import DispatchScheduler
+from .short_pops import ShortPops
 from .short_sends import ShortSends
 
 if TYPE_CHECKING:
@@ -177,6 +178,8 @@ class Broker:
         self.connections = 0
         self.short_sends = ShortSends(self) if short_sends_kernel.AVAILABLE else None
         """The short way of PRODUCE frames; None where there is none."""
+        self.short_pops = ShortPops(self) if short_sends_kernel.AVAILABLE else None
+        """The short way of POP_MESSAGE and ACK_MESSAGE frames; None where there is none."""
 
     def _create_delivery(self) -> None:
         """Create what happens to messages beyond storing and reading them; each part uses some of those before it."""
@@ -289,5 +292,7 @@ class Broker:
     def _access_changed(self) -> None:
         if self.short_sends is not None:
             self.short_sends.retire_all()
+        if self.short_pops is not None:
+            self.short_pops.retire_all()
         self.holds.wake_all()
         self.pops.check_again()

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from ..store import TopicConfig
     from .broker import Broker
     from .connected_client import Bytes, ConnectedClient, ResponseQueue
+    from .short_pops import Fields, Settling, Wish
+    from .short_way import ShortConnection
 
 
 # ---- Deferred requests of one connection: they wait for the dispatch, the disk, messages, or the client to
@@ -189,14 +191,21 @@ RESPONSE_HEAD_BYTES_MAX = 4096
 """Upper bound for the part of a response before its body."""
 
 
-class KeptHeaders(Protocol):
-    """The headers of a connection's PRODUCE and PULL frames that later frames may repeat.
+class ShortWay(Protocol):
+    """Connections that a kernel reads: see ``short_way.ShortWay``. Each has a place."""
 
-    ``place``: of the connection in ``ShortSends``; -1 if it has none. ``served``: number of reads in sequence with
-    nothing but frames that a kernel has served.
+    def enter(self, place: int, connection: ShortConnection) -> bool: ...
+    def leave(self, place: int, connection: ShortConnection) -> None: ...
+    def settle(self, place: int, connection: ShortConnection) -> None: ...
+    def waits_since(self, place: int) -> float: ...
+
+
+class KeptHeaders(Protocol):
+    """The headers of a connection's frames that later frames may repeat.
+
+    ``served``: number of reads in sequence with nothing but frames that a kernel has served, or would serve.
     """
 
-    place: int
     served: int
 
     def __init__(self, broker: Broker) -> None: ...
@@ -219,6 +228,15 @@ class KeptHeaders(Protocol):
 
         ``params`` may have changed since.
         """
+
+    def pop_fields(self, frame: Frame, count_name: str) -> Fields | None:
+        """Return the fields of a POP_MESSAGE or ACK_MESSAGE for ``keep_pops``; None if they cannot be kept."""
+
+    def keep_pops(self, fields: Fields, purpose: Wish | Settling) -> None:
+        """Keep the fields of a frame that a broker in no replica set has accepted."""
+
+    def short_way(self) -> tuple[ShortWay, int]:
+        """Return the short way that has served frames of the connection, and its place there."""
 
 
 class FrameSource(Protocol):
