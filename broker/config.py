@@ -224,6 +224,7 @@ class RetentionSection(Section):
     disk_clean_percent: Integer = Field(default=75, ge=1, le=100)
     disk_force_percent: Integer = Field(default=85, ge=1, le=100)
     disk_refuse_percent: Integer = Field(default=90, ge=1, le=100)
+    until_archived: Switch = False
 
 
 class TransactionsSection(Section):
@@ -260,6 +261,20 @@ class ReplicationSection(Section):
     tls_ca: OptionalPath = ""
     lease_ms: Integer = Field(default=5_000, ge=2_000, le=60_000, multiple_of=1_000)
     lag_max_ms: Integer = Field(default=5_000, ge=500, le=600_000)
+
+
+class ArchiveSection(Section):
+    """``[archive]``: the archive in object storage."""
+
+    url: Text = Field(
+        default="", max_length=1024, description='s3://BUCKET/PREFIX, gs://…, az://…, the path of a folder, or ""'
+    )
+    interval_ms: Integer = Field(default=10_000, ge=100, le=DAY_MS)
+    rate_bytes_max: Integer = Field(default=0, ge=0, le=2**50)
+    compression: Annotated[Literal["zstd", "none"], Lower] = "zstd"
+    single_writer: Switch = False
+    on_full: Annotated[Literal["refuse", "gap"], Lower] = "refuse"
+    kms_key: Text = Field(default="", max_length=2048, description='the id of a key of the bucket\'s service, or ""')
 
 
 class MetricsSection(Section):
@@ -299,6 +314,7 @@ class Settings(Section):
     transactions: TransactionsSection = TransactionsSection()
     remoting: RemotingSection = RemotingSection()
     replication: ReplicationSection = ReplicationSection()
+    archive: ArchiveSection = ArchiveSection()
     metrics: MetricsSection = MetricsSection()
     log: LogSection = LogSection()
 
@@ -357,6 +373,13 @@ class Settings(Section):
         """Check that name servers are set only with the gateway, which is the part that registers with them."""
         if self.remoting.name_servers and not self.remoting.listen:
             raise _contradiction("remoting.name_servers", "clients that find the broker there need remoting.listen")
+        return self
+
+    @model_validator(mode="after")
+    def _check_archive(self) -> Settings:
+        """Check that files wait for an archive only if there is one."""
+        if self.retention.until_archived and not self.archive.url:
+            raise _contradiction("retention.until_archived", "it also needs archive.url")
         return self
 
     @model_validator(mode="after")

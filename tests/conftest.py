@@ -30,6 +30,7 @@ from flintmq.testing.started_broker import DAEMON, LISTENING, broker_environment
 from tests.client_drivers import SYNC, Clients
 from tests.client_drivers import aio_clients as clients_of_aio
 from tests.forked import FORKS, ForkedProcess, ForkServer
+from tests.object_server import ObjectServer, running_object_server
 from tests.processes import (  # noqa: F401 - hooks
     free_port,
     pytest_collection_finish,
@@ -256,6 +257,13 @@ def _wait_for_port(process: subprocess.Popen[str] | ForkedProcess, store: Path, 
     process.wait()
     process.stdout.close()
     raise AssertionError(f"the broker did not start (exit {process.returncode}): {output}\n{log_path.read_text()}")
+
+
+@pytest.fixture(scope="session")
+def object_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    """Start one S3 server for all tests; each makes its own bucket."""
+    with running_object_server(tmp_path_factory.mktemp("objects")) as server:
+        yield server
 
 
 # ---- frames over a plain socket ----

@@ -49,7 +49,7 @@ EXIT_FATAL = 70
 SWITCH_INTERVAL_S = 0.0005
 """Maximum time for which a thread that is ready to continue, such as a finished flush, waits for the GIL."""
 GC_THRESHOLDS = (50_000, 20, 50)
-"""Collections are rare because they find little: requests create no cycles, and objects of the start are frozen."""
+"""Collections are rare because they find little: requests leave no cycles, and objects of the start are frozen."""
 DESCRIPTORS_OF_MACOS = 10_240
 """Maximum number of open files that every macOS allows (``OPEN_MAX``)."""
 START_STOP_S = 5.0
@@ -247,7 +247,7 @@ class StartInterrupted(Exception):
 
 def _run(settings: Settings, banner: Banner) -> int:
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(_serve(settings, banner))
     except ConfigurationError as error:
         _give_up(error, EXIT_CONFIGURATION)
@@ -266,7 +266,7 @@ def _load_kernels(banner: Banner) -> None:
         banner.progress(f"kernels ({name})", done, total)
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
         import uvloop
     except ImportError:  # uvloop does not support this system

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -39,6 +40,7 @@ from ..security.users import Authenticator, UserTable
 from ..store import MessageStore, RecoveryReport
 
 if TYPE_CHECKING:
+    from ...protocol.storage.archive.objects import Objects
     from ..remoting.gateway import RemotingGateway
     from ..replication.core.stream import Patience
     from .set_membership import SetMembership
@@ -83,6 +85,12 @@ class Lifecycle:
         self._gateway: RemotingGateway | None = None
         self._authenticator: Authenticator | None = None
         self._tls: TlsFiles | None = None
+        self._archive: Objects | None = None
+        if settings.archive.url:
+            # Late, because a broker without an archive needs none of it.
+            from ..archive.uploader import open_archive
+
+            self._archive = open_archive(settings.archive)
         self._readers = ThreadPoolExecutor(settings.server.reader_threads, thread_name_prefix="reader")
         metrics = settings.metrics
         hosts = Hosts("" if metrics.listen == METRICS_OFF else metrics.listen, metrics.hosts)
@@ -142,6 +150,8 @@ class Lifecycle:
                 progress(stage, done, total)
 
             report = await self._loop.run_in_executor(None, store.open, recovering)
+            if self._archive is not None and not store.state.archive_id:
+                await self._loop.run_in_executor(None, store.state.identify, os.urandom(16).hex())
             self._store = store
             await self._loop.run_in_executor(None, store.topic_retention.step, store.clock.seen_ms())
             store.on_failure = lambda failure: self._fatal("writing the log", failure)
@@ -258,6 +268,9 @@ class Lifecycle:
         stats = StoreStatsService(store, self._settings.retention, flush, checkpoint, post, fatal)
         # Until the delays are loaded, any record may still have to be delivered, so retention must not delete one.
         store.expiry.oldest_timed = lambda: store.min_physical_offset
+        if self._settings.retention.until_archived:
+            store.expiry.archived_to = self._archived_offset
+            store.expiry.may_leave_gap = self._settings.archive.on_full == "gap"
         self._services = [allocation, flush, reput, checkpoint, retention, stats]
         for service in self._services:
             service.start()
@@ -280,6 +293,11 @@ class Lifecycle:
         self._checkpoint, self._retention = checkpoint, retention
         return self._broker
 
+    def _archived_offset(self) -> int:
+        """Return the physical offset below which the log is archived, as far as it is known. Any thread."""
+        service = self._broker.archive if self._broker is not None else None
+        return service.archived_offset if service is not None else 0
+
     def start_delivery(self) -> None:
         """Deliver delayed messages, and commit staged transactions, from now on."""
         store, broker = self._store, self._broker
@@ -294,6 +312,30 @@ class Lifecycle:
         self._checkpoint.also.append(store.pop_state.persist)
         store.expiry.oldest_timed = delays.oldest_timed
         self._retention.roll = lambda end_offset: self._loop.call_soon_threadsafe(delays.roll_below, end_offset)
+        if self._archive is not None:
+            self._start_archiving(store, broker, self._archive)
+
+    def _start_archiving(self, store: MessageStore, broker: Broker, objects: Objects) -> None:
+        """Copy the log into the archive from now on."""
+        from ..archive.lineage import Writer, process_id
+        from ..archive.uploader import ArchiveService
+
+        replication = self._settings.replication
+        store_id, epoch = store.state.archive_id, 0
+        if broker.member is not None:
+            config = broker.member.replica.config
+            assert config is not None, "a member that leads has a configuration"
+            store_id, epoch = config.cluster_id, config.epoch
+        writer = Writer(
+            store_id, replication.set, epoch, process_id(os.getpid()), self._settings.store.commitlog_file_bytes
+        )
+        service = ArchiveService(
+            store, self._settings.archive, objects, writer, self._loop.call_soon_threadsafe, self._fatal
+        )
+        broker.archive = service
+        self._services.append(service)
+        broker.when_settings_change.append(lambda settings: setattr(service, "settings", settings.archive))
+        service.start()
 
     async def stop(self) -> None:
         """Stop whatever was started, in order: connections, services, store. A closed store has no abort file."""

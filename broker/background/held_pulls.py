@@ -74,13 +74,12 @@ class HeldPull:
 
     def cancel(self) -> None:
         """Stop waiting; the callback will not be called. May be called at any time and more than once."""
-        self.callback = _ignore
         if self.service is not None:
             self.service.forget(self)
 
 
-def _ignore(reason: Wake) -> None:
-    """Ignore the wake of a pull that was cancelled while it was being woken."""
+def _ended(reason: Wake) -> None:
+    raise AssertionError("a pull is woken only once")
 
 
 class _Alike:
@@ -199,9 +198,10 @@ class PullRequestHoldService:
 
     def give(self, held: HeldPull, pulled: PullResult) -> None:
         """End the wait of a pull that ``taker`` returned, with the result for its offset."""
-        assert held.take is not None
+        take = held.take
+        assert take is not None
         self.forget(held)
-        held.take(pulled)
+        take(pulled)
 
     def wake(self, topic: str, queue: int, max_offset: int) -> None:
         """Wake the pulls that wait for messages of a queue, which now has messages below ``max_offset``."""
@@ -263,6 +263,9 @@ class PullRequestHoldService:
             if not queue.alike:
                 del self.by_queue[queue.key]
         held.service = None
+        # Both lead to the pull's owner, which refers to ``held``: the cycle would be garbage that only a collection
+        # frees, and a collection stops the loop.
+        held.callback, held.take = _ended, None
         self._held -= 1
         # Pulls that end early leave their entries behind, since a heap gives up only its first one.
         stale = len(self._deadlines) - self._held
@@ -302,8 +305,9 @@ class PullRequestHoldService:
                 self.turns.add(self._give_back)
 
     def _one(self, held: HeldPull, reason: Wake) -> None:
+        callback = held.callback
         self.forget(held)
-        held.callback(reason)
+        callback(reason)
 
     def _woken(self, queue: _Queue) -> Iterator[None]:
         """Wake the pulls that wait for new messages of the queue and accept one of their tags."""

@@ -336,7 +336,8 @@ class CleanCommitLogService(Service):
         if is_oldest and self._ahead_at is not None and 0 <= now - self._ahead_at < AHEAD_SECONDS:
             return
         self._ahead_at = now
-        old = self._store.expiry.old_files(int(now * 1000), self._policy.settings.file_reserved_hours)
+        reserved_hours, forced = self._policy.settings.file_reserved_hours, self._policy.forced(disk)
+        old = self._store.expiry.old_files(int(now * 1000), reserved_hours, forced=forced)
         file = next(old, None) if self._primary_begin is None else None
         if file is None:
             self._store.expiry.next = None
@@ -357,7 +358,8 @@ class CleanCommitLogService(Service):
         count = 0
         reason = ""
         reserved_hours = self._policy.settings.file_reserved_hours
-        for file in self._store.expiry.old_files(int(now * 1000), reserved_hours):
+        forced = self._policy.forced(disk)
+        for file in self._store.expiry.old_files(int(now * 1000), reserved_hours, forced=forced):
             verdict = self._policy.verdict(file, now, disk, first=count == 0)
             if verdict.rolls:
                 self.roll(file.end_offset)
@@ -401,11 +403,17 @@ class CleanCommitLogService(Service):
             store.refusal = None
             return
         needed = disk.needed_bytes(settings.disk_refuse_percent, settings.headroom_bytes)
+        remedy = "Free space or shorten retention.file_reserved_hours"
+        if store.expiry.waits_for_archive():
+            remedy = (
+                "The oldest files are not archived yet (retention.until_archived): see `flintmq archive status`, free "
+                'space, or set archive.on_full to "gap"'
+            )
         message = (
             f"the disk of {store.path} is {disk.used_percent:.0f} % full: {disk.free_bytes:,} bytes are free, "
             f"{needed:,} more are needed (retention.disk_refuse_percent is {settings.disk_refuse_percent}, "
-            f"retention.headroom_bytes {settings.headroom_bytes:,}); nothing was written. Free space or shorten "
-            "retention.file_reserved_hours; writes then resume automatically"
+            f"retention.headroom_bytes {settings.headroom_bytes:,}); nothing was written. {remedy}; writes then resume "
+            "automatically"
         )
         if store.refusal is None:
             log.warning("%s", message)

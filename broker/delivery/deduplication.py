@@ -11,7 +11,6 @@ single dict look-up.
 
 from __future__ import annotations
 
-import struct
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
@@ -20,7 +19,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...protocol.errors import PartlyStored
 from ..int_table import IntTable
-from ..kernels.short_sends import Q_NEXT, Q_OFFSET, Q_OWNER, Q_PLACE, Q_WIDTH
+from ..kernels.short_sends import Q_BLOCK, Q_NEXT, Q_OFFSET, Q_OWNER, Q_PLACE, Q_RUNS, Q_RUNS_MAX, Q_WIDTH
+from ..kernels.short_sends import RUN_END as _END
+from ..kernels.short_sends import RUN_FIRST as _FIRST
+from ..kernels.short_sends import RUN_OFFSET as _OFFSET
+from ..kernels.short_sends import RUN_PLACE as _PLACE
+from ..kernels.short_sends import RUN_WIDTH as _COLUMNS
 
 if TYPE_CHECKING:
     from ..store import StoredRun
@@ -31,18 +35,6 @@ _FORGOTTEN_SHARE = 8
 """A producer with too many runs loses the oldest eighth of them."""
 _ORDER_S = 1.0
 """Accuracy of the sequences' order by activity."""
-
-# Columns of a run.
-_FIRST = 0
-"""Counter of its first message."""
-_END = 1
-"""Counter after that of its last message."""
-_PLACE = 2
-"""Topic and queue that it is stored in, encoded as in ``ProducerSequences._other_topics``."""
-_OFFSET = 3
-"""Queue offset of its first message."""
-_COLUMNS = 4
-_pack = struct.Struct(f"={_COLUMNS}q").pack
 
 _QUEUE_BITS = 16
 """A topic has at most 65,536 queues."""
@@ -59,35 +51,71 @@ class StoredBefore(NamedTuple):
     queue_offset: int
 
 
+class SequenceTables:
+    """The tables of all sequences, which a kernel counts in too. ``producer_runs_max``: maximum runs of a sequence."""
+
+    __slots__ = ("producer_runs_max", "runs", "sequences")
+
+    def __init__(self, producer_runs_max: int) -> None:
+        self.producer_runs_max = producer_runs_max
+        self.sequences = IntTable(Q_WIDTH)
+        self.runs = IntTable(_COLUMNS)
+
+
 class Sequence:
     """The stored messages of one producer in one topic: runs, sorted by counter, that do not overlap.
 
-    Each run is a row of one array. Objects would not be in the CPU's caches when they are needed, and those misses
+    A row of ``tables.sequences`` (``Q_…``), and a block of rows of ``tables.runs``, one for each run, in which the
+    kernel of short sends counts too. Objects would not be in the CPU's caches when they are needed, and those misses
     would cost more than everything else.
     """
 
-    __slots__ = ("active_at", "number", "place", "rows", "table")
+    __slots__ = ("_block_runs", "_tables", "active_at", "number", "place")
 
-    def __init__(self, now: float, table: IntTable, number: int) -> None:
-        self.rows = array("q")
-        self.table = table
-        self.place = table.take()
-        self.number = table.values[self.place + Q_OWNER] = number
-        table.values[self.place + Q_PLACE] = table.values[self.place + Q_OFFSET] = -1
+    def __init__(self, now: float, tables: SequenceTables, number: int) -> None:
+        self._tables = tables
+        self._block_runs = 0
+        self.number = number
         self.active_at = now
+        self.place = place = tables.sequences.take()
+        values = tables.sequences.values
+        values[place + Q_OWNER] = number
+        values[place + Q_PLACE] = values[place + Q_OFFSET] = -1
+        self._move(1)
 
     def __len__(self) -> int:
-        return len(self.rows) // _COLUMNS
+        return self._tables.sequences.values[self.place + Q_RUNS]
 
     @property
     def next(self) -> int:
         """Counter after the highest one stored."""
-        return self.table.values[self.place + Q_NEXT]
+        return self._tables.sequences.values[self.place + Q_NEXT]
+
+    @property
+    def rows(self) -> memoryview:
+        """The runs, each with ``_COLUMNS`` integers; the last one may end earlier than the sequence does."""
+        values, place = self._tables.sequences.values, self.place
+        block = values[place + Q_BLOCK]
+        return self._tables.runs.values[block : block + values[place + Q_RUNS] * _COLUMNS]
+
+    def _move(self, runs: int) -> None:
+        """Move the runs into another block, which has room for ``runs``."""
+        tables, place = self._tables, self.place
+        values = tables.sequences.values
+        before, integers = values[place + Q_BLOCK], len(self) * _COLUMNS
+        block = tables.runs.take(runs)
+        if self._block_runs:
+            tables.runs.array[block : block + integers] = tables.runs.array[before : before + integers]
+            tables.runs.give_back(before, self._block_runs)
+        self._block_runs = runs
+        values[place + Q_BLOCK] = block
+        values[place + Q_RUNS_MAX] = min(runs, tables.producer_runs_max)
 
     def settle(self) -> None:
-        """Let the last run end where the sequence does: the kernel that continues it does not know its row."""
-        if self.rows:
-            self.rows[_END - _COLUMNS] = self.next
+        """Let the last run end where the sequence does: frames that continue it do not touch its row."""
+        rows = self.rows
+        if rows:
+            rows[_END - _COLUMNS] = self.next
 
     def find(self, first: int, count: int) -> tuple[int, int] | None:
         """Return place and queue offset of the first message; None if none of the messages is stored.
@@ -97,7 +125,7 @@ class Sequence:
         self.settle()
         runs = self.rows
         # Runs do not overlap, so only the run before this one can contain the first message.
-        following = self._row_after(first)
+        following = _row_after(runs, first)
         if following:
             begin, end, place, queue_offset = runs[following - _COLUMNS : following]
             if first + count <= end:
@@ -109,81 +137,101 @@ class Sequence:
             raise _partly_stored(first, count, 0, runs[following] - first)
         return None
 
-    def _row_after(self, counter: int) -> int:
-        """Return the array index of the first run that begins after the counter."""
-        runs = self.rows
-        # The runs are rows of one array: the range has the index of each row's first column, and the key reads it.
-        return _COLUMNS * bisect_right(range(0, len(runs), _COLUMNS), counter, key=runs.__getitem__)
-
     def add(self, first: int, count: int, place: int, queue_offset: int) -> int:
         """Add stored messages; return the number of runs that this added. Messages already present stay as they are:
         the first occurrence counts."""
         end = first + count
-        values, row = self.table.values, self.place
+        values, row = self._tables.sequences.values, self.place
         # Not above all others: a frame that was refused, and is sent again after later ones, fills a gap.
         if first < values[row + Q_NEXT]:
             before = len(self)
             self._add_between(first, end, place, queue_offset)
             return len(self) - before
-        grown = 1
-
         # In the common case the frame continues the last run, which only grows.
-        if first == values[row + Q_NEXT] and place == values[row + Q_PLACE] and queue_offset == values[row + Q_OFFSET]:
-            grown = 0
-        else:
-            self.settle()
-            self.rows.frombytes(_pack(first, end, place, queue_offset))
+        continues = (
+            first == values[row + Q_NEXT] and place == values[row + Q_PLACE] and queue_offset == values[row + Q_OFFSET]
+        )
+        if not continues:
+            self.begin_run(first, end, place, queue_offset, values[row + Q_NEXT])
             values[row + Q_PLACE] = place
         values[row + Q_NEXT] = end
         values[row + Q_OFFSET] = queue_offset + count
-        return grown
+        return int(not continues)
 
     def begin_run(self, first: int, end: int, place: int, queue_offset: int, before: int) -> None:
-        """Add the run that the kernel began in the sequence's columns. ``before``: ``next`` before it."""
-        if self.rows:
-            self.rows[_END - _COLUMNS] = before
-        self.rows.frombytes(_pack(first, end, place, queue_offset))
+        """Add a run above all others; the other columns are the caller's. ``before``: ``next`` before it."""
+        count = len(self)
+        if count == self._block_runs:
+            self._move(2 * count)
+        sequences, runs = self._tables.sequences.values, self._tables.runs.values
+        row = sequences[self.place + Q_BLOCK] + count * _COLUMNS
+        if count:
+            runs[row - _COLUMNS + _END] = before
+        runs[row + _FIRST], runs[row + _END], runs[row + _PLACE], runs[row + _OFFSET] = first, end, place, queue_offset
+        sequences[self.place + Q_RUNS] = count + 1
 
     def _add_between(self, first: int, end: int, place: int, queue_offset: int) -> None:
         self.settle()
-        runs = self.rows
+        runs = array("q", self.rows)
         at = first
         # Piece by piece: what a run has is skipped, and what is between two runs becomes a run.
         while at < end:
-            following = self._row_after(at)
+            following = _row_after(runs, at)
             if following and at < runs[following - _COLUMNS + _END]:
                 at = runs[following - _COLUMNS + _END]
                 continue
             stop = min(end, runs[following]) if following < len(runs) else end
             runs[following:following] = array("q", (at, stop, place, queue_offset + at - first))
             # With the later neighbour first, since a join with the earlier one moves the run.
-            self._join(following)
-            self._join(following - _COLUMNS)
+            _join(runs, following)
+            _join(runs, following - _COLUMNS)
             at = stop
 
         # The last run may be another one, or longer.
-        values, end = self.table.values, runs[_END - _COLUMNS]
+        count = len(runs) // _COLUMNS
+        while count > self._block_runs:
+            self._move(2 * self._block_runs)
+        values, end = self._tables.sequences.values, runs[_END - _COLUMNS]
+        values[self.place + Q_RUNS] = count
+        block = values[self.place + Q_BLOCK]
+        self._tables.runs.array[block : block + len(runs)] = runs
         values[self.place + Q_NEXT] = end
         values[self.place + Q_PLACE] = runs[_PLACE - _COLUMNS]
         values[self.place + Q_OFFSET] = runs[_OFFSET - _COLUMNS] + end - runs[_FIRST - _COLUMNS]
 
-    def _join(self, at: int) -> None:
-        """Merge the run at ``at`` with the next one if that continues it."""
-        runs = self.rows
-        following = at + _COLUMNS
-        if (
-            0 <= at < following < len(runs)
-            and runs[at + _END] == runs[following]
-            and runs[at + _PLACE] == runs[following + _PLACE]
-            and runs[at + _OFFSET] + runs[at + _END] - runs[at] == runs[following + _OFFSET]
-        ):
-            runs[at + _END] = runs[following + _END]
-            del runs[following : following + _COLUMNS]
-
     def forget_oldest(self, count: int) -> int:
         """Forget the ``count`` runs with the lowest counters; return ``count``. The caller never passes all of them."""
-        del self.rows[: count * _COLUMNS]
+        values, runs = self._tables.sequences.values, self._tables.runs.array
+        block, kept = values[self.place + Q_BLOCK], (len(self) - count) * _COLUMNS
+        runs[block : block + kept] = runs[block + count * _COLUMNS : block + count * _COLUMNS + kept]
+        values[self.place + Q_RUNS] -= count
         return count
+
+    def give_back(self) -> None:
+        """Give the rows back: the sequence is forgotten."""
+        values = self._tables.sequences.values
+        self._tables.runs.give_back(values[self.place + Q_BLOCK], self._block_runs)
+        values[self.place + Q_OWNER] = 0
+        self._tables.sequences.give_back(self.place)
+
+
+def _row_after(runs: memoryview | array[int], counter: int) -> int:
+    """Return the index of the first run that begins after the counter."""
+    # The runs are rows of one array: the range has the index of each row's first column, and the key reads it.
+    return _COLUMNS * bisect_right(range(0, len(runs), _COLUMNS), counter, key=runs.__getitem__)
+
+
+def _join(runs: array[int], at: int) -> None:
+    """Merge the run at ``at`` with the next one if that continues it."""
+    following = at + _COLUMNS
+    if (
+        0 <= at < following < len(runs)
+        and runs[at + _END] == runs[following]
+        and runs[at + _PLACE] == runs[following + _PLACE]
+        and runs[at + _OFFSET] + runs[at + _END] - runs[at] == runs[following + _OFFSET]
+    ):
+        runs[at + _END] = runs[following + _END]
+        del runs[following : following + _COLUMNS]
 
 
 class ProducerSequences:
@@ -196,7 +244,6 @@ class ProducerSequences:
 
     def __init__(self, *, runs_max: int, producer_runs_max: int, expiry_s: float) -> None:
         self._runs_max = runs_max
-        self._producer_rows_max = producer_runs_max * _COLUMNS
         self._expiry_s = expiry_s
         self._sequences: OrderedDict[tuple[str, str], Sequence] = OrderedDict()
         self._other_topics: dict[str, int] = {}
@@ -205,7 +252,7 @@ class ProducerSequences:
         self._room = runs_max
         """Number of runs that may still be added."""
         self._created = 0
-        self.table = IntTable(Q_WIDTH)
+        self.tables = SequenceTables(producer_runs_max)
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -251,9 +298,8 @@ class ProducerSequences:
             queue |= self._other_topics.setdefault(topic, len(self._other_topics) + 1) << _QUEUE_BITS
         grown = sequence.add(first, count, queue, queue_offset)
         if grown:
-            self._room -= grown
-            if self._room < 0 or len(sequence.rows) > self._producer_rows_max:
-                self._bound((prefix, asked), sequence)
+            self._bound(sequence)
+            self.make_room(grown)
 
     def _awaken(self, key: tuple[str, str], sequence: Sequence | None, now: float) -> Sequence:
         """Move a sequence to the end of the order; create it if ``sequence`` is None."""
@@ -262,19 +308,31 @@ class ProducerSequences:
             self.expire(now)
             self._room -= SEQUENCE_WEIGHT
             self._created += 1
-            sequence = self._sequences[key] = Sequence(now, self.table, self._created)
+            sequence = self._sequences[key] = Sequence(now, self.tables, self._created)
         else:
             sequence.active_at = now
             self._sequences.move_to_end(key)
         return sequence
 
-    def _bound(self, key: tuple[str, str], sequence: Sequence) -> None:
-        """Forget runs after a sequence grew over a limit: its own oldest ones, or inactive sequences."""
-        if len(sequence.rows) > self._producer_rows_max:
+    def _bound(self, sequence: Sequence) -> None:
+        """Forget the oldest runs of a sequence that has grown over its limit."""
+        if len(sequence) > self.tables.producer_runs_max:
             self._room += sequence.forget_oldest(max(len(sequence) // _FORGOTTEN_SHARE, 1))
+
+    def make_room(self, grown: int) -> None:
+        """Count runs that were added; if there are too many, forget some.
+
+        The least recently active sequences lose the older half of their runs, in turn, and are forgotten if they have a
+        single one: the messages that a producer may send again are its last.
+        """
+        self._room -= grown
         while self._room < 0 and len(self._sequences) > 1:
-            self._sequences.move_to_end(key)  # the order is only approximate: this sequence may be the first
-            self._forget_first()
+            key, sequence = next(iter(self._sequences.items()))
+            if len(sequence) > 1:
+                self._room += sequence.forget_oldest(len(sequence) // 2)
+                self._sequences.move_to_end(key)
+            else:
+                self._forget_first()
 
     def restore(self, runs: Iterable[StoredRun], now: float) -> None:
         """Restore the runs found in the tail of the log, oldest first.
@@ -301,27 +359,25 @@ class ProducerSequences:
 
     def _forget(self, sequence: Sequence) -> None:
         self._room += len(sequence) + SEQUENCE_WEIGHT
-        self.table.values[sequence.place + Q_OWNER] = 0
-        self.table.give_back(sequence.place)
+        sequence.give_back()
 
     def sequence(self, prefix: str, topic: str) -> Sequence | None:
         """Return the sequence of a producer in a topic; None if nothing of it is known."""
         return self._sequences.get((prefix, topic))
 
     def extended(self, key: tuple[str, str], run: tuple[int, int, int, int] | None, before: int, now: float) -> None:
-        """Do for a frame that a kernel stored what ``stored`` does besides the sequence's columns.
+        """Do what a kernel that stored a frame left: its run found no room, or its producer was silent for a while.
 
         ``key``: prefix and topic; ``run``: first counter, end, queue and queue offset of the run that the frame began,
-        None if it began none; ``before``: the sequence's ``next`` before the frame.
+        None if it has its row or continues another; ``before``: the sequence's ``next`` before the frame. The caller
+        counts the run, with ``make_room``, after all of them.
         """
         sequence = self._sequences[key]
         if now > sequence.active_at + _ORDER_S:
             self._awaken(key, sequence, now)
         if run is not None:
             sequence.begin_run(*run, before)
-            self._room -= 1
-            if self._room < 0 or len(sequence.rows) > self._producer_rows_max:
-                self._bound(key, sequence)
+            self._bound(sequence)
 
 
 def _partly_stored(first: int, count: int, stored: int, cut_at: int) -> PartlyStored:

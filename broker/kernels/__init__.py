@@ -16,6 +16,7 @@ With ``NUMBA_DISABLE_JIT=1`` the same source runs interpreted, which the tests u
 ``sequences``       producer runs, read back from the log
 ``deliver``         stored messages that are due, as new records of their target topics
 ``search``          the next record after damage; a broker loads it only if there is damage
+``archive``         records of a fragment of the archive, as units and keys; loaded with ``archive.url``
 ==================  =====================================================================================
 """
 
@@ -32,7 +33,7 @@ SERVING_MODULES = tuple(
 )
 READER_SCAN = "..protocol.storage.reader.scan"
 """The scan of records that ``dump`` reads with, relative to ``flintmq.broker``."""
-MODULES = (*SERVING_MODULES, "search", READER_SCAN)
+MODULES = (*SERVING_MODULES, "search", "archive", READER_SCAN)
 
 
 def any_compiled() -> bool:

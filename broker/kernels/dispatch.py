@@ -135,7 +135,9 @@ S_OPTIONAL_KEYS = 9
 S_FLAWS = 10
 S_CLOCK_MARGIN_MS = 11
 """In: tolerance by which a store time may be before the previous one."""
-STATE = 12
+S_HEADS_ONLY = 12
+"""In: not 0 if ``scan`` computes no checksums, because another check of the same bytes does."""
+STATE = 13
 
 # Modes.
 DISPATCH = 0
@@ -214,7 +216,8 @@ def _check_sums(log: np.ndarray, at: int, parts: np.ndarray, is_checksummed: boo
 
 @kernel(results(i64, i64), bytes_array, i64, i64, i64, i64_array, i64_array)
 def scan(log: np.ndarray, at: int, end: int, file_base: int, parts: np.ndarray, state: np.ndarray) -> tuple[int, int]:
-    """Check the records of ``log[at:end]``, body checksums included, and ``__CRC32#`` with ``state[S_CHECKSUMMED]``.
+    """Check the records of ``log[at:end]``: their parts, and unless ``state[S_HEADS_ONLY]`` the checksums of their
+    bodies, and ``__CRC32#`` with ``state[S_CHECKSUMMED]``.
 
     ``file_base``: physical offset of the array's first byte. Counts into ``state[S_RECORDS]`` and leaves the last store
     time in ``state[S_LAST_STORE_MS]``. Returns (why it stopped, where): DONE if the next record would begin at ``end``
@@ -222,7 +225,7 @@ def scan(log: np.ndarray, at: int, end: int, file_base: int, parts: np.ndarray, 
     """
     while at < end:
         status = locate_parts(log, at, len(log), file_base + at, parts)
-        if status == DONE:
+        if status == DONE and state[S_HEADS_ONLY] == 0:
             status = _check_sums(log, at, parts, state[S_CHECKSUMMED] != 0)
         if status != DONE:
             return status, at

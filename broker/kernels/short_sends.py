@@ -3,7 +3,7 @@
 Between a short frame and its answer, Python would take longer than everything else together. ``serve`` handles the
 frames of a turn of the event loop, each one with a head that the general way has accepted before (``HEAD_…``), exactly
 as the general way would: it either takes a frame or leaves it, with all that its connection sent after it. It writes
-no file; the caller appends the records to the log, and only then sends the answers, with ``send``.
+the records to the log and sends the answers, unless the caller wants to do either.
 
 Everything that Python owns, and both count in, is in tables of integers whose addresses are in one array: a call with
 an argument for each would take longer than a frame does. Interpreted, there are no addresses, and nothing of this is
@@ -63,6 +63,8 @@ FRAMES_MAX = 1024
 PLAN_MESSAGES = 4096
 """Maximum number of messages in a frame."""
 PLAN_INTEGERS = PLAN_MESSAGES * PLAN_WIDTH
+TURN_BYTES = 256 * 1024
+"""Bytes of records after which a turn is used up: other connections, timers and the dispatch are served first."""
 OUT_BYTES = 256 * 1024
 """Room for the answers of a turn."""
 EVENT_BYTES = 12
@@ -70,7 +72,7 @@ EVENT_BYTES = 12
 LOG_BYTES = 1024 * 1024
 """Room for the records of a turn: the buffer of ``LogWriter``."""
 TOPICS_MAX = FRAMES_MAX
-RUNS_MAX = FRAMES_MAX
+REPORTS_MAX = FRAMES_MAX
 
 # Slots of the array with everything: first the addresses of tables and buffers, then numbers of this turn, then
 # results.
@@ -87,43 +89,60 @@ S_OUT = 9
 S_ANSWER = 10
 S_READS = 11
 S_FRAMES = 12
-S_RUNS = 13
+S_REPORTS = 13
 S_TOUCHED = 14
 S_PLACES = 15
 """Place of the connection with each descriptor."""
-S_EPOLL = 16
+S_RUNS = 16
+S_EPOLL = 17
 """Descriptor of the epoll set; -1: the input is ``S_SIZE`` bytes of the connection ``S_ROW``."""
-S_ROW = 17
-S_AT = 18
-S_SIZE = 19
-S_ROOM = 20
+S_ROW = 18
+S_AT = 19
+S_SIZE = 20
+S_ROOM = 21
 """Number of bytes of the log that records and the blank after them may take; 0: take nothing."""
-S_BASE = 21
+S_BASE = 22
 """Physical offset of the next record."""
-S_STORE_MS = 22
-S_NOW_MS = 23
+S_FILE = 23
+"""Descriptor of the log's file; -1: the caller writes the records."""
+S_FILE_AT = 24
+"""Position of the next record in the file."""
+S_ANSWERS = 25
+"""1: send answers that need not wait once their records are written; 0: the caller does."""
+S_STORE_MS = 26
+S_NOW_MS = 27
 """Monotonic time, which sequences are kept awake by."""
-S_FRAME_BYTES_MAX = 24
-S_WAITING_MAX = 25
+S_FRAME_BYTES_MAX = 28
+S_WAITING_MAX = 29
 """Bytes of one connection that may wait for a flush; with more, it is read no further."""
-S_IN_FLIGHT = 26
+S_IN_FLIGHT = 30
 """Bytes of all connections that may begin to wait for a flush in this turn."""
-S_SYNC = 27
+S_SYNC = 31
 """1 if every frame waits for a flush."""
-R_READS = 28
-R_FRAMES = 29
-R_RUNS = 30
-R_TOUCHED = 31
-R_BYTES = 32
+S_WAITING = 32
+"""1: ``send`` sends the answers that wait for a flush; 0: the others."""
+R_READS = 33
+R_FRAMES = 34
+R_REPORTS = 35
+R_TOUCHED = 36
+R_BYTES = 37
 """Bytes of all records."""
-R_OUT = 33
-R_COUNTED = 34
+R_WRITTEN = 38
+"""Bytes of records that are in the file."""
+R_ANSWERED = 39
+"""Number of reads, the first ones, whose answers were sent, but for those that wait."""
+R_UNSENT = 40
+"""Number of reads with answers that their sockets did not take whole."""
+R_OUT = 41
+R_COUNTED = 42
 """Bytes in flight: frames and answers that begin to wait for a flush."""
-R_WAITING = 35
+R_WAITING = 43
 """Number of frames whose answers wait for a flush."""
-R_LEFT = 36
+R_LEFT = 44
 """Number of reads with bytes that were not taken."""
-S_LENGTH = 37
+R_RUNS = 45
+"""Number of runs that began."""
+S_LENGTH = 46
 
 # Columns of a connection.
 C_FD = 0
@@ -178,9 +197,26 @@ Q_OFFSET = 2
 """Queue offset at which the last run would continue."""
 Q_WAKE_MS = 3
 """Time from which on a message is reported, so that the sequence moves in the order."""
-Q_OWNER = 4
+Q_RUNS = 4
+"""Number of its runs."""
+Q_RUNS_MAX = 5
+"""Number of runs that its block has room for, or may have."""
+Q_BLOCK = 6
+"""Place of its first run."""
+Q_OWNER = 7
 """Number of the sequence; 0: the row is nobody's."""
-Q_WIDTH = 5
+Q_WIDTH = 8
+
+# Columns of a run: messages with consecutive counters and queue offsets.
+RUN_FIRST = 0
+"""Counter of its first message."""
+RUN_END = 1
+"""Counter after that of its last message."""
+RUN_PLACE = 2
+"""Topic and queue that it is stored in, encoded as in ``ProducerSequences._other_topics``."""
+RUN_OFFSET = 3
+"""Queue offset of its first message."""
+RUN_WIDTH = 4
 
 # Columns of a read.
 E_ROW = 0
@@ -209,22 +245,23 @@ F_REQUEST_ID = 6
 F_OUT = 7
 F_OUT_BYTES = 8
 F_WAITS = 9
-F_NEXT = 10
+F_BODY_BYTES = 10
+F_RUN = 11
+"""1 if the frame begins a run of its sequence."""
+F_NEXT = 12
 """First of the sequence's columns as they were before the frame."""
-F_BEFORE = 4
+F_BEFORE = 5
 """Number of these columns."""
-F_WIDTH = 14
+F_WIDTH = 17
 
-# Columns of a run that begins with a frame, or continues one (``RUN_NEW`` 0) whose producer has to be kept awake.
-RUN_HEAD = 0
-RUN_NEW = 1
-RUN_FIRST = 2
-RUN_END = 3
-RUN_PLACE = 4
-RUN_OFFSET = 5
-RUN_BEFORE = 6
+# Columns of a report: the run that begins with a frame and finds no room (``REPORT_NEW`` 1), or the first frame of a
+# producer for a while.
+REPORT_RUN = 0
+REPORT_FRAME = 4
+REPORT_NEW = 5
+REPORT_BEFORE = 6
 """End of the run before it."""
-RUN_WIDTH = 7
+REPORT_WIDTH = 7
 
 WAITING_ANSWER_BYTES = 400
 """Memory of a response that waits for a flush besides its bytes; see ``ResponseQueue``."""
@@ -270,6 +307,7 @@ if AVAILABLE:
     _send: Any = types.ExternalFunction("send", types.intp(types.int32, types.intp, types.intp, types.int32))
     populate: Any = populate_array
     pack: Any = pack_array
+    _pwrite: Any = types.ExternalFunction("pwrite", types.intp(types.int32, types.intp, types.intp, types.int64))
     _memcmp: Any = types.ExternalFunction("memcmp", types.int32(types.intp, types.intp, types.intp))
     _int_pointer: Any = types.CPointer(types.int32)  # type: ignore[no-untyped-call] # Numba is untyped
     _errno_location: Any = types.ExternalFunction("__errno_location", _int_pointer())
@@ -465,6 +503,7 @@ if AVAILABLE:
         topics = _integers_at(state[S_TOPICS], _MANY)
         ends = _integers_at(state[S_ENDS], _MANY)
         head, queue, count = frames[frame + F_HEAD], frames[frame + F_QUEUE], frames[frame + F_COUNT]
+        frames[frame + F_BODY_BYTES], frames[frame + F_RUN] = body_bytes, 0
         topic = heads[head + HEAD_TOPIC]
         if heads[head + HEAD_QUEUE] < 0:
             topics[topic + T_NEXT] = queue + 1
@@ -491,6 +530,13 @@ if AVAILABLE:
             state[R_COUNTED] += counted
 
     @inlined
+    def _set_run(to: np.ndarray, at: int, first: int, end: int, queue: int, offset: int) -> None:
+        to[at + RUN_FIRST] = first
+        to[at + RUN_END] = end
+        to[at + RUN_PLACE] = queue
+        to[at + RUN_OFFSET] = offset
+
+    @inlined
     def _extend_sequence(state: np.ndarray, frame: int, first: int) -> None:
         """Add a frame's messages to the sequence of their producer, as ``Sequence.add`` does."""
         frames = _integers_at(state[S_FRAMES], FRAMES_MAX * F_WIDTH)
@@ -509,17 +555,26 @@ if AVAILABLE:
             and queue == sequences[sequence + Q_PLACE]
             and offset == sequences[sequence + Q_OFFSET]
         )
-        if not continues or state[S_NOW_MS] > sequences[sequence + Q_WAKE_MS]:
-            runs = _integers_at(state[S_RUNS], RUNS_MAX * RUN_WIDTH)
-            run = state[R_RUNS] * RUN_WIDTH
-            runs[run + RUN_HEAD] = head
-            runs[run + RUN_NEW] = 0 if continues else 1
-            runs[run + RUN_FIRST] = first
-            runs[run + RUN_END] = end
-            runs[run + RUN_PLACE] = queue
-            runs[run + RUN_OFFSET] = offset
-            runs[run + RUN_BEFORE] = sequences[sequence + Q_NEXT]
+        if not continues:
             state[R_RUNS] += 1
+            frames[frame + F_RUN] = 1
+        count = sequences[sequence + Q_RUNS]
+        has_row = continues or count < sequences[sequence + Q_RUNS_MAX]
+        if not continues and has_row:
+            runs = _integers_at(state[S_RUNS], _MANY)
+            row = sequences[sequence + Q_BLOCK] + count * RUN_WIDTH
+            if count > 0:
+                runs[row - RUN_WIDTH + RUN_END] = sequences[sequence + Q_NEXT]
+            _set_run(runs, row, first, end, queue, offset)
+            sequences[sequence + Q_RUNS] = count + 1
+        if not has_row or state[S_NOW_MS] > sequences[sequence + Q_WAKE_MS]:
+            reports = _integers_at(state[S_REPORTS], REPORTS_MAX * REPORT_WIDTH)
+            report = state[R_REPORTS] * REPORT_WIDTH
+            _set_run(reports, report + REPORT_RUN, first, end, queue, offset)
+            reports[report + REPORT_FRAME] = frame
+            reports[report + REPORT_NEW] = 0 if has_row else 1
+            reports[report + REPORT_BEFORE] = sequences[sequence + Q_NEXT]
+            state[R_REPORTS] += 1
             sequences[sequence + Q_WAKE_MS] = state[S_NOW_MS] + _ORDER_MS
         sequences[sequence + Q_NEXT] = end
         sequences[sequence + Q_PLACE] = queue
@@ -555,31 +610,21 @@ if AVAILABLE:
         if at < end or reads[read + E_BYTES] <= 0:
             state[R_LEFT] += 1
 
-    @kernel(i64, i64_array)
-    def serve(state: np.ndarray) -> int:
-        """Serve the connections of an epoll set that are ready, or given bytes of one; return the number of frames.
-
-        Fills the tables of reads, frames, runs and touched topics, the buffers of records and answers, and ``R_…``.
-        """
-        for k in range(R_READS, S_LENGTH):
-            state[k] = 0
+    @inlined
+    def _read_ready(state: np.ndarray) -> None:
+        """Read and serve the connections that are ready now."""
         reads = _integers_at(state[S_READS], READS_MAX * E_WIDTH)
         data = _bytes_at(state[S_INPUT], _MANY)
-        if state[S_EPOLL] < 0:
-            reads[E_ROW] = state[S_ROW]
-            reads[E_AT] = state[S_AT]
-            reads[E_BYTES] = state[S_SIZE]
-            state[R_READS] = 1
-            _serve_read(state, data, 0)
-            return state[R_FRAMES]
         connections = _integers_at(state[S_CONNECTIONS], _MANY)
         places = _integers_at(state[S_PLACES], _MANY)
         events = _words_at(state[S_EVENTS], READS_MAX * 3)
-        ready = _epoll_wait(np.int32(state[S_EPOLL]), state[S_EVENTS], np.int32(READS_MAX), np.int32(0))
-        for k in range(ready):
+        most = np.int32(READS_MAX - state[R_READS])
+        for k in range(_epoll_wait(np.int32(state[S_EPOLL]), state[S_EVENTS], most, np.int32(0))):
             connection = places[events[3 * k + 1]]
             read = state[R_READS] * E_WIDTH
-            at = state[R_READS] * SLOT_BYTES
+            at = 0
+            if read > 0:  # behind the bytes before: slots of one size would share a few lines of the cache
+                at = (reads[read - E_WIDTH + E_AT] + max(reads[read - E_WIDTH + E_BYTES], 0) + 63) & ~63
             got = -1
             if state[S_ROOM] > 0 and connections[connection + C_WAITING] <= state[S_WAITING_MAX]:
                 fd = np.int32(connections[connection + C_FD])
@@ -592,19 +637,30 @@ if AVAILABLE:
             state[R_READS] += 1
             connections[connection + C_READS] += 1
             _serve_read(state, data, read)
-        return state[R_FRAMES]
 
-    @kernel(i64, i64_array)
-    def send(state: np.ndarray) -> int:
-        """Send the answers of the reads that do not wait (``S_SYNC`` 0), or of those that do, as far as the sockets
-        take them (``E_SENT``); return the number of reads with answers that were not sent whole."""
+    @inlined
+    def _write_records(state: np.ndarray) -> bool:
+        """Write the records that are not in the file yet; return False if the caller has to."""
+        size = state[R_BYTES] - state[R_WRITTEN]
+        if size == 0:
+            return True
+        if state[S_FILE] < 0:
+            return False
+        written = state[R_WRITTEN]
+        if _pwrite(np.int32(state[S_FILE]), state[S_LOG] + written, size, state[S_FILE_AT] + written) != size:
+            return False
+        state[R_WRITTEN] = state[R_BYTES]
+        return True
+
+    @inlined
+    def _send_answers(state: np.ndarray) -> None:
+        """Send the answers of the reads that were not answered; see ``send``."""
         connections = _integers_at(state[S_CONNECTIONS], _MANY)
         reads = _integers_at(state[S_READS], READS_MAX * E_WIDTH)
-        unsent = 0
-        for k in range(state[R_READS]):
+        for k in range(state[R_ANSWERED], state[R_READS]):
             read = k * E_WIDTH
             size = reads[read + E_OUT_BYTES]
-            if size == 0 or (reads[read + E_WAITS] != 0) != (state[S_SYNC] != 0):
+            if size == 0 or (reads[read + E_WAITS] != 0) != (state[S_WAITING] != 0):
                 continue
             connection = reads[read + E_ROW]
             fd = np.int32(connections[connection + C_FD])
@@ -613,5 +669,48 @@ if AVAILABLE:
             reads[read + E_SENT] = max(sent, 0)
             connections[connection + C_SENT] += max(sent, 0)
             if sent != size:
-                unsent += 1
-        return unsent
+                state[R_UNSENT] += 1
+        state[R_ANSWERED] = state[R_READS]
+
+    @kernel(i64, i64_array)
+    def serve(state: np.ndarray) -> int:
+        """Serve the connections of an epoll set that are ready, or given bytes of one; return the number of frames.
+
+        Fills the tables of reads, frames, reports and touched topics, the buffers of records and answers, and ``R_…``.
+        While it may write and answer by itself, it goes on with those that are ready by then: what the caller does once
+        a turn is shared by more frames.
+        """
+        for k in range(R_READS, S_LENGTH):
+            state[k] = 0
+        if state[S_EPOLL] < 0:
+            reads = _integers_at(state[S_READS], READS_MAX * E_WIDTH)
+            reads[E_ROW] = state[S_ROW]
+            reads[E_AT] = state[S_AT]
+            reads[E_BYTES] = state[S_SIZE]
+            state[R_READS] = 1
+            _serve_read(state, _bytes_at(state[S_INPUT], _MANY), 0)
+            _write_records(state)
+            return state[R_FRAMES]
+        while True:
+            before = state[R_READS]
+            _read_ready(state)
+            if not _write_records(state) or state[S_ANSWERS] == 0:
+                break
+            _send_answers(state)
+            if (
+                state[R_READS] - before < 2  # whoever sends next needs time to wake up
+                or state[R_READS] == READS_MAX
+                or state[R_BYTES] > TURN_BYTES
+                or state[R_LEFT] + state[R_UNSENT] + state[R_WAITING] > 0
+            ):
+                break
+        return state[R_FRAMES]
+
+    @kernel(i64, i64_array)
+    def send(state: np.ndarray) -> int:
+        """Send the answers of the reads from ``R_ANSWERED`` on that do not wait, or with ``S_WAITING`` those that do.
+
+        ``E_SENT`` says how far the sockets took them. Returns the number of reads whose answers were not sent whole.
+        """
+        _send_answers(state)
+        return state[R_UNSENT]

@@ -37,6 +37,7 @@ from .short_sends import ShortSends
 
 if TYPE_CHECKING:
     from ...protocol.commands import ConnectionInfo
+    from ..archive.uploader import ArchiveService
     from ..background.flush import FlushService
     from ..background.held_pulls import PullRequestHoldService
     from ..background.services import AllocateMappedFileService, ReputMessageService, StoreStatsService
@@ -175,6 +176,8 @@ class Broker:
         them on disk; at once in a broker on its own."""
         self.member: ReplicaMember | None = None
         """This broker's place in a replica set; None: it is on its own."""
+        self.archive: ArchiveService | None = None
+        """The writer of the archive; None: there is no archive, or this broker does not lead its set."""
         self.connections = 0
         self.short_sends = ShortSends(self) if short_sends_kernel.AVAILABLE else None
         """The short way of PRODUCE frames; None where there is none."""

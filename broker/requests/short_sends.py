@@ -57,8 +57,6 @@ if TYPE_CHECKING:
 
 ENTER_AFTER = 4
 """Number of reads with nothing but served frames after which a connection enters."""
-TURN_BYTES = 256 * 1024
-"""Bytes of records after which a turn is used up: other connections, timers and the dispatch are served first."""
 STAY_OUT = 64
 """Number of such reads more that it takes after it has left."""
 
@@ -154,7 +152,7 @@ class ShortSends:
         self.reads = KernelBuffer(np.zeros(kernel.READS_MAX * kernel.E_WIDTH, np.int64))
         self.frames = KernelBuffer(np.zeros(kernel.FRAMES_MAX * kernel.F_WIDTH, np.int64))
         self.out = KernelBuffer(np.zeros(kernel.OUT_BYTES, np.uint8))
-        self._runs = KernelBuffer(np.zeros(kernel.RUNS_MAX * kernel.RUN_WIDTH, np.int64))
+        self._reports = KernelBuffer(np.zeros(kernel.REPORTS_MAX * kernel.REPORT_WIDTH, np.int64))
         self._touched = KernelBuffer(np.zeros(kernel.TOPICS_MAX, np.int64))
         self._plan = KernelBuffer(np.zeros(kernel.PLAN_INTEGERS, np.int64))
         self._answer = KernelBuffer(np.frombuffer(bytearray(kernel.ANSWER), np.uint8))
@@ -175,7 +173,7 @@ class ShortSends:
             (kernel.S_ANSWER, self._answer),
             (kernel.S_READS, self.reads),
             (kernel.S_FRAMES, self.frames),
-            (kernel.S_RUNS, self._runs),
+            (kernel.S_REPORTS, self._reports),
             (kernel.S_TOUCHED, self._touched),
             (kernel.S_PLACES, self._places),
         ):
@@ -265,9 +263,12 @@ class ShortSends:
         state[kernel.S_HEADS] = self.heads.address
         state[kernel.S_TOPICS] = parts.next_queues.table.address
         state[kernel.S_ENDS] = store.append_offsets.table.address
-        state[kernel.S_SEQUENCES] = parts.sequences.table.address
-        state[kernel.S_ROOM] = min(file.allocated - commitlog.write_offset + file.start_offset, kernel.LOG_BYTES)
+        state[kernel.S_SEQUENCES] = parts.sequences.tables.sequences.address
+        state[kernel.S_RUNS] = parts.sequences.tables.runs.address
         state[kernel.S_BASE] = commitlog.write_offset
+        state[kernel.S_FILE] = file.fd if commitlog.has_real_files else -1
+        state[kernel.S_FILE_AT] = commitlog.write_offset - file.start_offset
+        state[kernel.S_ROOM] = min(file.allocated - state[kernel.S_FILE_AT], kernel.LOG_BYTES)
         state[kernel.S_STORE_MS] = commitlog.next_store_ms()
         state[kernel.S_NOW_MS] = int(began * 1000)
         state[kernel.S_FRAME_BYTES_MAX] = parts.produce_frame_bytes_max
@@ -288,9 +289,12 @@ class ShortSends:
         state[kernel.S_ROW], state[kernel.S_AT], state[kernel.S_SIZE] = place, start, end - start
         waiting_max = self._parts.limits.connection_in_flight_bytes_max
         state[kernel.S_WAITING_MAX] = waiting_max - responses.unflushed_bytes
-        frames: int = kernel.serve(self._array)
+        state[kernel.S_ANSWERS] = 0
+        if kernel.serve(self._array):
+            self._store(began)
         self.connections.values[place + kernel.C_WAITING] = 0  # it is the queue of responses that counts them
-        if not frames or not self._store(began):
+        frames = state[kernel.R_FRAMES]
+        if not frames:
             return 0
         if not state[kernel.R_WAITING] and not responses.unflushed:
             responses.written += frames
@@ -320,17 +324,23 @@ class ShortSends:
         """Whether answers of the last ``serve`` wait for a flush."""
         return bool(self.state[kernel.R_WAITING])
 
-    def _store(self, began: float) -> bool:
-        """Append the records of this call, and tell everybody of them; return False if nothing was written."""
+    def _store(self, began: float) -> None:
+        """Append the records of this call that the kernel has not written, and tell everybody of all.
+
+        If that fails, frames are taken back; those that are left are what the call has served.
+        """
         state, parts = self.state, self._parts
-        if not parts.store.append_made(state[kernel.R_BYTES], state[kernel.S_STORE_MS]):
-            self._undo()
-            return False
-        runs = self._runs.values
-        for run in range(0, state[kernel.R_RUNS] * kernel.RUN_WIDTH, kernel.RUN_WIDTH):
-            head, new, first, end, queue, offset, before = runs[run : run + kernel.RUN_WIDTH]
-            key = self._heads[head].key
-            parts.sequences.extended(key, (first, end, queue, offset) if new else None, before, began)
+        if not parts.store.append_made(state[kernel.R_WRITTEN], state[kernel.R_BYTES], state[kernel.S_STORE_MS]):
+            self._take_back()
+            if not state[kernel.R_FRAMES]:
+                return
+        reports, frames = self._reports.values, self.frames.values
+        for report in range(0, state[kernel.R_REPORTS] * kernel.REPORT_WIDTH, kernel.REPORT_WIDTH):
+            first, end, queue, offset, frame, is_new, before = reports[report : report + kernel.REPORT_WIDTH]
+            key = self._heads[frames[frame + kernel.F_HEAD]].key
+            parts.sequences.extended(key, (first, end, queue, offset) if is_new else None, before, began)
+        if state[kernel.R_RUNS]:
+            parts.sequences.make_room(state[kernel.R_RUNS])
         topics = parts.next_queues.table.values
         for touched in self._touched.values[: state[kernel.R_TOUCHED]]:
             place = self.heads.values[touched + kernel.HEAD_TOPIC]
@@ -343,7 +353,6 @@ class ShortSends:
             self._tell_waiting()
         else:
             parts.dispatch.appended_unawaited()
-        return True
 
     def _tell_waiting(self) -> None:
         state, frames, out = self.state, self.frames.values, self.out.values
@@ -358,24 +367,48 @@ class ShortSends:
             topic = self._heads[frames[frame + kernel.F_HEAD]].topic
             self._parts.dispatch.appended_to(topic, frames[frame + kernel.F_QUEUE], appended)
 
-    def _undo(self) -> None:
-        """Take back what the kernel has counted for frames whose records were not written."""
+    def _take_back(self) -> None:
+        """Count the frames whose records were not written as not taken, the last first."""
         state, frames, parts = self.state, self.frames.values, self._parts
         heads, topics = self.heads.values, parts.next_queues.table.values
-        ends, sequences = parts.store.append_offsets.table.values, parts.sequences.table.values
-        for number in reversed(range(state[kernel.R_FRAMES])):
-            frame = number * kernel.F_WIDTH
+        ends, sequences = parts.store.append_offsets.table.values, parts.sequences.tables.sequences.values
+        written = state[kernel.R_WRITTEN]
+        while state[kernel.R_FRAMES]:
+            frame = (state[kernel.R_FRAMES] - 1) * kernel.F_WIDTH
+            if frames[frame + kernel.F_END] <= written:
+                break
+            state[kernel.R_FRAMES] -= 1
             head, queue = frames[frame + kernel.F_HEAD], frames[frame + kernel.F_QUEUE]
             topic = heads[head + kernel.HEAD_TOPIC]
             ends[topics[topic + kernel.T_ENDS] + queue] = frames[frame + kernel.F_OFFSET]
-            topics[topic + kernel.T_FRAMES] = topics[topic + kernel.T_MESSAGES] = topics[topic + kernel.T_BYTES] = 0
+            topics[topic + kernel.T_FRAMES] -= 1
+            topics[topic + kernel.T_MESSAGES] -= frames[frame + kernel.F_COUNT]
+            topics[topic + kernel.T_BYTES] -= frames[frame + kernel.F_BODY_BYTES]
             if heads[head + kernel.HEAD_QUEUE] < 0:
                 topics[topic + kernel.T_NEXT] = queue
             if heads[head + kernel.HEAD_PREFIX]:
+                state[kernel.R_RUNS] -= frames[frame + kernel.F_RUN]
                 sequence = heads[head + kernel.HEAD_SEQUENCE]
                 before = frame + kernel.F_NEXT
                 for column in range(kernel.F_BEFORE):
                     sequences[sequence + column] = frames[before + column]
+        reports = self._reports.values
+        while state[kernel.R_REPORTS]:
+            report = (state[kernel.R_REPORTS] - 1) * kernel.REPORT_WIDTH
+            if reports[report + kernel.REPORT_FRAME] < state[kernel.R_FRAMES] * kernel.F_WIDTH:
+                break
+            state[kernel.R_REPORTS] -= 1
+        reads, rows = self.reads.values, self.connections.values
+        for number in range(state[kernel.R_ANSWERED], state[kernel.R_READS]):
+            read = number * kernel.E_WIDTH
+            place = reads[read + kernel.E_ROW]
+            rows[place + kernel.C_FRAMES] -= reads[read + kernel.E_FRAMES]
+            rows[place + kernel.C_BYTES] -= reads[read + kernel.E_TAKEN]
+            rows[place + kernel.C_WAITING] -= reads[read + kernel.E_COUNTED]
+            reads[read + kernel.E_TAKEN] = reads[read + kernel.E_FRAMES] = reads[read + kernel.E_OUT_BYTES] = 0
+        # Frames that wait are only among those of the last reads.
+        state[kernel.R_BYTES], state[kernel.R_WAITING], state[kernel.R_COUNTED] = written, 0, 0
+        state[kernel.R_LEFT] = 1
 
     # ---- the turn of the connections that have entered ----
 
@@ -502,40 +535,59 @@ class ShortSends:
         state[kernel.S_EPOLL] = self._epoll.fileno()
         state[kernel.S_INPUT] = self._slots.address
         state[kernel.S_WAITING_MAX] = parts.limits.connection_in_flight_bytes_max
-        frames: int = kernel.serve(self._array)
+        # Those that wait for messages come before the senders.
+        state[kernel.S_ANSWERS] = not parts.dispatch.has_waiting()
+        kernel.serve(self._array)
+        try:
+            self._end_turn(began)
+        except BaseException:
+            # Better than frames that nobody answers: the producers send them again, to whom that can tell.
+            for read in range(0, state[kernel.R_READS] * kernel.E_WIDTH, kernel.E_WIDTH):
+                connection = self._entered.get(self.reads.values[read + kernel.E_ROW])
+                if connection is not None:
+                    connection.transport.abort()
+            raise
+
+    def _end_turn(self, began: float) -> None:
+        """Do for all frames of the turn together what the kernel has not done."""
+        state, parts = self.state, self._parts
         sharing, reads = parts.dispatch.sharing, state[kernel.R_READS]
         sharing.turn(self, began)
         if reads > 1:
             sharing.alternated(began)
-        if reads == kernel.READS_MAX or state[kernel.R_BYTES] > TURN_BYTES:
+        if reads == kernel.READS_MAX or state[kernel.R_BYTES] > kernel.TURN_BYTES:
             # Others come first, and senders that outrun the dispatch or the disk wait for it.
             parts.loop.remove_reader(self._epoll.fileno())
             parts.dispatch.next_turn(self._read)
-        stored = frames > 0 and self._store(began)
-        if frames and not stored:
-            self._take_back()
-        left = self._left() if state[kernel.R_LEFT] or stored != (frames > 0) else []
-        if stored:
-            self._answer_turn(began, frames)
+        if state[kernel.R_FRAMES]:
+            self._store(began)
+        left = self._left() if state[kernel.R_LEFT] else []
+        if state[kernel.R_FRAMES]:
+            self._answer_turn(began)
         for place, connection, data in left:
             if place in self._entered:
                 self.leave(place, connection)
             connection.left_short_way(data)
 
-    def _answer_turn(self, began: float, frames: int) -> None:
+    def _answer_turn(self, began: float) -> None:
+        """Send the answers that the kernel has not sent, and let those that wait for a flush do so."""
         state, parts = self.state, self._parts
         waiting = state[kernel.R_WAITING]
+        at_once = state[kernel.R_FRAMES] - waiting
         answers = WaitingAnswers(self, began) if waiting else None
         if answers is not None:
             self._answers.append(answers)
             parts.in_flight.bytes += answers.counted
-        self._is_unsent = frames > waiting
         if parts.dispatch.awaited:
+            self._is_unsent = state[kernel.R_ANSWERED] == 0
             parts.dispatch.serve_waiting()  # before the senders' answers
-        if frames > waiting:
             self._is_unsent = False
-            self._send(self.reads, self.out, state[kernel.R_READS], waits=False)
-            parts.counters.produce_latencies.observe(time.monotonic() - began, frames - waiting)
+        if state[kernel.R_UNSENT]:
+            self._unsent(self.reads.values, self.out.values, state[kernel.R_READS], waits=False)
+        elif at_once and state[kernel.R_ANSWERED] < state[kernel.R_READS]:
+            self._send(self.reads, self.out, state[kernel.R_ANSWERED], state[kernel.R_READS], waits=False)
+        if at_once:
+            parts.counters.produce_latencies.observe(time.monotonic() - began, at_once)
         if answers is not None:
             parts.flush.wait_for(answers.end_offset, self._flushed)
 
@@ -544,7 +596,7 @@ class ShortSends:
         answers = self._answers[0]
         if error is None:
             self._parts.in_flight.bytes -= answers.counted
-            self._send(answers.reads, answers.out, len(answers.reads.array) // kernel.E_WIDTH, waits=True)
+            self._send(answers.reads, answers.out, 0, len(answers.reads.array) // kernel.E_WIDTH, waits=True)
             self._parts.counters.produce_latencies.observe(time.monotonic() - answers.began, answers.count)
         else:
             # Each connection answers its frames with the error by itself.
@@ -559,13 +611,14 @@ class ShortSends:
         for connection in answers.handed_over:
             connection.responses.flushed(error)
 
-    def _send(self, reads: KernelBuffer, out: KernelBuffer, count: int, *, waits: bool) -> None:
-        """Send the answers of ``count`` reads that wait for a flush, or of those that do not."""
+    def _send(self, reads: KernelBuffer, out: KernelBuffer, answered: int, count: int, *, waits: bool) -> None:
+        """Send the answers that wait for a flush, or the others, of ``count`` reads but the first ``answered``."""
         state = self._sending.data
         state[kernel.S_CONNECTIONS] = self.connections.address
         state[kernel.S_READS], state[kernel.S_OUT] = reads.address, out.address
         state[kernel.R_READS] = count
-        state[kernel.S_SYNC] = waits
+        state[kernel.R_ANSWERED], state[kernel.R_UNSENT] = answered, 0
+        state[kernel.S_WAITING] = waits
         if kernel.send(self._sending):
             self._unsent(reads.values, out.values, count, waits)
 
@@ -590,16 +643,6 @@ class ShortSends:
                 place, at = reads[read + kernel.E_ROW], reads[read + kernel.E_AT]
                 left.append((place, self._entered[place], bytes(self._slots.values[at + taken : at + max(size, 0)])))
         return left
-
-    def _take_back(self) -> None:
-        """Count the frames of this turn, which were not stored, as not taken."""
-        reads, rows = self.reads.values, self.connections.values
-        for read in range(0, self.state[kernel.R_READS] * kernel.E_WIDTH, kernel.E_WIDTH):
-            place = reads[read + kernel.E_ROW]
-            rows[place + kernel.C_FRAMES] -= reads[read + kernel.E_FRAMES]
-            rows[place + kernel.C_BYTES] -= reads[read + kernel.E_TAKEN]
-            rows[place + kernel.C_WAITING] -= reads[read + kernel.E_COUNTED]
-            reads[read + kernel.E_TAKEN] = reads[read + kernel.E_FRAMES] = reads[read + kernel.E_OUT_BYTES] = 0
 
     def close(self) -> None:
         """Stop reading; all connections have left."""

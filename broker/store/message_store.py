@@ -332,13 +332,11 @@ class MessageStore:
             self.append_offsets.advance(topic, queue_id, queue_offset + frame[3])
         return appended
 
-    def append_made(self, size: int, store_ms: int) -> bool:
-        """Append the records that a kernel has made in the log's buffer; return False if nothing was written.
-
-        They fit into the current file and its allocated blocks.
-        """
+    def append_made(self, written: int, size: int, store_ms: int) -> bool:
+        """Append the records that a kernel has made in the log's buffer, and partly written; return False if the others
+        were not written. They fit into the current file and its allocated blocks."""
         try:
-            return self.commitlog.append_made(size, store_ms)
+            return self.commitlog.append_made(written, size, store_ms)
         except StoreFailed as failure:
             self._stop_writing(failure)
             return False

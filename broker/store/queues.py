@@ -672,7 +672,8 @@ class AppendOffsets:
             first = self.table.take(rows)
             self.table.array[first : first + rows] = -1
             self.table.array[first : first + before[1]] = self.table.array[before[0] : before[0] + before[1]]
-            self.table.give_back(*before)
+            if before[1]:
+                self.table.give_back(*before)
             self._topics[topic] = first, rows
             self.on_move(topic)
         return first

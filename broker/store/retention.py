@@ -103,17 +103,26 @@ class Expiry:
         self.oldest_timed: Callable[[], int | None] | None = None
         """Function of the timer service: physical offset of the oldest waiting timed message, None if none waits.
         Without the service, every timed message that is not yet due counts as waiting."""
+        self.archived_to: Callable[[], int] | None = None
+        """Function of the archive: physical offset below which the log may go; None: it need not be archived."""
+        self.may_leave_gap = False
+        """True if a full disk may delete what is not archived."""
         self.next: NextExpiry | None = None
         """The file that goes next, which retention notes every half a minute; None: only the last one is left, or the
         primary of the replica set decides."""
 
-    def old_files(self, now_ms: int | None = None, reserved_hours: int = 0) -> Iterator[OldFile]:
+    def old_files(
+        self, now_ms: int | None = None, reserved_hours: int = 0, *, forced: bool = False
+    ) -> Iterator[OldFile]:
         """Yield every file except the last, oldest first. Reads from disk.
 
         ``reserved_hours``: how long the log is kept; a topic with a longer retention keeps the files of its messages.
+        ``forced``: the disk is full.
         """
         now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
         pending = [*self.pending(now_ms), *self._kept_by_topics(now_ms, reserved_hours)]
+        if self.archived_to is not None and not (forced and self.may_leave_gap):
+            pending.append(Pending(self.archived_to(), "messages that are not archived yet"))
         for file in self._commitlog.queue.files[:-1]:
             newest_ms = self.newest_ms(file)
             held = [each for each in pending if each.physical_offset < file.end_offset]
@@ -125,6 +134,11 @@ class Expiry:
                 kept_for = kept_for or "its newest message, which cannot be read"
             rolls = first is not None and first.rolls and newest_ms is not None
             yield OldFile(file.path, file.end_offset, file.size, newest_ms, kept_for, rolls)
+
+    def waits_for_archive(self) -> bool:
+        """Return whether the oldest file has to stay until it is archived."""
+        files = self._commitlog.queue.files
+        return self.archived_to is not None and len(files) > 1 and files[0].end_offset > self.archived_to()
 
     def newest_ms(self, file: MappedFile) -> int | None:
         """Return the newest store time in a file that is no longer written to, or None if it cannot be read.

@@ -1,9 +1,9 @@
-from .archive.store import StoreOptions as StoreOptions
-from .archive.store import read_store as read_store
 from .errors import ArrowUnavailable as ArrowUnavailable
 from .errors import CorruptLog as CorruptLog
 from .errors import DataLoss as DataLoss
 from .errors import InvalidOption as InvalidOption
 from .errors import RowsNotSent as RowsNotSent
 from .options import ArrowOptions as ArrowOptions
+from .store_reader.store import StoreOptions as StoreOptions
+from .store_reader.store import read_store as read_store
 from .stream import ArrowStream as ArrowStream

@@ -14,9 +14,9 @@ import polars as pl
 import pyarrow as pa
 from polars.io.plugins import register_io_source
 
-from ..arrow.archive.store import StoreOptions, bounded_stream, read_store
 from ..arrow.bounds import ColumnCondition, push
 from ..arrow.options import BATCH_ROWS, ArrowOptions
+from ..arrow.store_reader.store import StoreOptions, bounded_stream, read_store
 from ..core.consume.batch import parse_tags
 from ..core.consume.positions import EARLIEST, LATEST, Position
 from ..core.rpc.access import AccessOptions

@@ -1,4 +1,4 @@
-"""FlintMQ for Spark: a streaming source, a batch source, an archive source and a sink, over PySpark's data source API.
+"""FlintMQ for Spark: a streaming source, a batch source, a store source and a sink, over PySpark's data source API.
 
     from flintmq.client.spark import session
 

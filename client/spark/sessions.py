@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSource
 
 
-SOURCES = {"flintmq": (".source", "FlintSource"), "flintmq-store": (".archive.source", "ArchiveSource")}
+SOURCES = {"flintmq": (".source", "FlintSource"), "flintmq-store": (".store.source", "StoreSource")}
 """Module and class of each data source, by the name that ``format()`` takes."""
 
 QUIET_LOG = Path(__file__).with_name("log4j2.properties")

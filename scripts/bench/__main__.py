@@ -33,7 +33,7 @@ def run_case(case: Case, bench: Bench, seconds_max: float) -> Result:
     say(f"{case.name}: {case.title}")
     began = time.monotonic()
     try:
-        with time_limit(seconds_max), closing(case.samples(bench)) as samples:
+        with time_limit(max(seconds_max, case.seconds_max)), closing(case.samples(bench)) as samples:
             for sample in samples:
                 result.samples.append(sample)
                 say(f"  {in_one_line(case, sample)}")
@@ -158,6 +158,7 @@ def arguments() -> argparse.Namespace:
         "--full", action="store_true", help="case growth: also 100 M messages (35 GB of disk, several minutes a run)"
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="case growth: write a plot to FILE, as SVG")
+    parser.add_argument("--seconds", type=float, metavar="S", help="case tail: duration for each broker (default: 600)")
     parser.add_argument("--alone", action="store_true", help="do not measure Kafka for comparison")
     parser.add_argument(
         "--dir", type=Path, metavar="DIR", help="folder for temporary stores (default: the system's temporary folder)"
@@ -210,7 +211,14 @@ def main() -> int:
     known = facts(options, folder, touched_gib)
     say(f"{known['machine']}; {known['way']}")
     bench = Bench(
-        options.runs, folder, quick=options.quick, alone=options.alone, full=options.full, touched_gib=touched_gib
+        options.runs,
+        folder,
+        quick=options.quick,
+        alone=options.alone,
+        full=options.full,
+        touched_gib=touched_gib,
+        seconds=options.seconds,
+        say=say,
     )
     try:
         results = run_cases(cases, bench, options.seconds_max)

@@ -30,6 +30,7 @@ class Bench:
 
     ``full``: also measure what takes many gigabytes of disk and many minutes.
 
+    ``seconds``: duration of a load that lasts for a time; None: the case's own. ``say``: prints a line of progress.
     ``touched_gib``: memory to touch before each run, see ``touch_memory``. ``notes``: remarks for the reader of the
     table, such as versions.
     """
@@ -40,6 +41,8 @@ class Bench:
     alone: bool = False
     full: bool = False
     touched_gib: float = 0.0
+    seconds: float | None = None
+    say: Callable[[str], object] = print
     notes: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:

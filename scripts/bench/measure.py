@@ -84,6 +84,7 @@ class Measure:
 class Case:
     """A group of measures. ``samples`` yields ``bench.runs`` samples, one per run.
 
+    ``seconds_max``: its time limit, if it takes longer than others.
     ``tables`` returns the lines of further tables, ``plot`` writes an image of the result.
     """
 
@@ -93,6 +94,7 @@ class Case:
     samples: Callable[[Bench], Samples]
     tables: Callable[[Result], list[str]] | None = None
     plot: Callable[[Result, Path], None] | None = None
+    seconds_max: float = 0.0
 
 
 @dataclass(slots=True)

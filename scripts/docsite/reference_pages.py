@@ -320,7 +320,7 @@ def _text(docstring: str | None) -> str:
 
 FUNCTIONS = {
     "flintmq.client.polars": ("client/polars/frames.py", ("scan", "scan_store")),
-    "flintmq.client.arrow": ("client/arrow/archive/store.py", ("read_store",)),
+    "flintmq.client.arrow": ("client/arrow/store_reader/store.py", ("read_store",)),
     "flintmq.client.spark": ("client/spark/sessions.py", ("session", "register")),
 }
 """Modules with their file and their functions, by the names that programs import."""

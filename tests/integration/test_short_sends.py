@@ -9,6 +9,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from flintmq.broker.config import PRODUCER_RUNS_MAX
 from flintmq.broker.requests.short_sends import ENTER_AFTER
 from flintmq.protocol.commands import (
     GET_CONNECTIONS,
@@ -114,6 +115,23 @@ def test_a_message_sent_again_is_stored_once(broker: Any, connect: Connect, flus
     for _ in range(3):
         connection.send_bytes(frame(7, began))
         assert connection.receive_for(7).fields["queue_offset"] == began
+
+
+def test_producers_whose_runs_are_more_than_the_broker_keeps_are_answered(broker: Any, connect: Connect) -> None:
+    limit = PRODUCER_RUNS_MAX * 2
+    running = broker("--set", f"limits.sequence_runs_max={limit}")
+    clients = [connect(running) for _ in range(CLIENTS)]
+    create(clients[0])
+    rounds = limit // CLIENTS + 20  # between each other in one queue, every frame is a run
+    for number in range(rounds):
+        for client, connection in enumerate(clients):
+            connection.send_bytes(frame(number + 1, number, f"{client:020X}"))
+        for connection in clients:
+            assert connection.receive_for(number + 1).code == SUCCESS
+    for client, connection in enumerate(clients):
+        connection.send_bytes(frame(rounds + 1, rounds - 1, f"{client:020X}"))  # the last one again
+        assert connection.receive_for(rounds + 1).code == SUCCESS
+    assert clients[0].call(GET_MAX_OFFSET, {"topic": "orders", "queue": 0}).fields["offset"] == CLIENTS * rounds
 
 
 def test_the_list_of_connections_counts_what_the_kernel_has_read(broker: Any, connect: Connect) -> None:

@@ -46,13 +46,16 @@ def log_bytes(store: MessageStore) -> bytearray:
 
 
 @settings(max_examples=30, deadline=None)
-@given(sizes=SIZES, limits=LIMITS)
+@given(sizes=SIZES, limits=LIMITS, old=st.integers(0, 25))
 def test_a_copy_has_the_same_log_queues_and_index(
-    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], limits: list[int]
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], limits: list[int], old: int
 ) -> None:
+    """``old``: number of messages that the log has when the copy begins."""
     folder = tmp_path_factory.mktemp("copy")
     source, target = open_store(folder / "source"), open_store(folder / "target")
     for number, size in enumerate(sizes):
+        if number == old:
+            source.log_copy.begin_receiver()
         append(source, "orders", number % 3, [Message(bytes(size), keys=(f"key-{number}",), tags=f"tag{number % 2}")])
     make_topic(target, "orders")
     copy(source, target, limits)
@@ -162,3 +165,18 @@ def test_a_damaged_record_is_not_sent(tmp_path: Path) -> None:
     assert source.log_copy.piece_end(0, source.write_offset) == sent[4].physical_offset
     with pytest.raises(DamagedRecord, match="a body with a wrong checksum"):
         source.log_copy.piece_end(sent[4].physical_offset, source.write_offset)
+
+
+def test_a_new_record_is_checked_by_the_receiver_and_again_before_it_is_sent_again(tmp_path: Path) -> None:
+    source, target = open_store(tmp_path / "source"), open_store(tmp_path / "target")
+    source.log_copy.begin_receiver()
+    sent = append(source, "orders", 0, plain(10))
+    overwrite(tmp_path / "source/commitlog" / f"{0:020d}", sent[4].physical_offset + 100, b"\xff\xff")
+    for limit in (source.write_offset, source.write_offset - 1):
+        end = source.log_copy.piece_end(0, limit)
+        with pytest.raises(LogCopyRefused, match="a body with a wrong checksum"):
+            target.log_copy.append(0, log_bytes(source)[:end])
+    assert target.write_offset == 0
+
+    source.log_copy.begin_receiver()
+    assert source.log_copy.piece_end(0, source.write_offset) == sent[4].physical_offset

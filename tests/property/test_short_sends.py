@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import resource
 import socket
 import termios
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
-from flintmq.broker.kernels.short_sends import AVAILABLE
+from flintmq.broker.kernels import short_sends as kernel
 from flintmq.broker.net.connection import ClientConnection
 from flintmq.broker.requests import short_sends
 from flintmq.protocol.errors import ServiceNotAvailable
@@ -37,7 +38,7 @@ HEADS = [
     ]
 ]
 
-pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the kernel needs Linux, and is not interpreted")
+pytestmark = pytest.mark.skipif(not kernel.AVAILABLE, reason="the kernel needs Linux, and is not interpreted")
 
 CLIENTS = 3
 
@@ -205,33 +206,56 @@ def feed(pair: Pair[SocketSide], chunks: list[bytes], requests: int) -> None:
     pair.check_equal()
 
 
+def frames(pair: Pair[SocketSide], queue: int, count: int, body_bytes: int = 4) -> bytes:
+    """Return new frames of one message."""
+    stream = bytearray()
+    for _ in range(count):
+        pair.next_id += 1
+        body = msgpack.packb([bytes(body_bytes), {}])
+        head = ProduceHead("orders", queue, 0, "", "", "EF" * 10)
+        stream += head.encode(pair.next_id, 1, 4 * pair.next_id, 0, len(body)) + body
+    return bytes(stream)
+
+
+def warm(pair: Pair[SocketSide], client: int) -> None:
+    """Let a client of both brokers send frames until the kernel reads its connection."""
+    for side in (pair.short, pair.general):
+        side.use(client)
+    for _ in range(4):
+        feed(pair, [frames(pair, -1, 2)], 2)
+        feed(pair, [frames(pair, 1, 2)], 2)
+    assert not pair.short.connections[client].reading
+
+
+def fail(*arguments: Any) -> None:
+    """Do what a write to a full disk does."""
+    raise OSError(errno.ENOSPC, "no space left on device")
+
+
+@pytest.fixture
+def full_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the kernel write to a device without room."""
+    original = kernel.serve
+    with open("/dev/full", "wb") as device:
+
+        def serve(array: Any) -> Any:
+            array[kernel.S_FILE] = device.fileno()
+            return original(array)
+
+        monkeypatch.setattr(kernel, "serve", serve)
+        yield
+
+
 @pytest.mark.parametrize("entered", [True, False])
 def test_frames_that_a_full_disk_refuses_leave_nothing_behind(
-    pair: Pair[SocketSide], monkeypatch: pytest.MonkeyPatch, entered: bool
+    pair: Pair[SocketSide], monkeypatch: pytest.MonkeyPatch, full_device: None, entered: bool
 ) -> None:
-    def frames(queue: int, count: int) -> bytes:
-        stream = bytearray()
-        for _ in range(count):
-            pair.next_id += 1
-            body = msgpack.packb([b"body", {}])
-            head = ProduceHead("orders", queue, 0, "", "", "EF" * 10)
-            stream += head.encode(pair.next_id, 1, 4 * pair.next_id, 0, len(body)) + body
-        return bytes(stream)
-
-    def fail(*arguments: Any) -> None:
-        raise OSError(errno.ENOSPC, "no space left on device")
-
     sides = (pair.short, pair.general)
-    for side in sides:
-        side.use(0)
-    for _ in range(4):
-        feed(pair, [frames(-1, 2)], 2)
-        feed(pair, [frames(1, 2)], 2)
+    warm(pair, 0)
     connection = pair.short.connections[0]
-    if not entered and not connection.reading:
+    if not entered:
         connection._leave_short_way()
-    assert connection.reading is not entered
-    refused = frames(-1, 3)
+    refused = frames(pair, -1, 3)
     with monkeypatch.context() as patch:
         for side in sides:
             patch.setattr(side.broker.store.commitlog.writer._os, "write", fail)
@@ -242,4 +266,71 @@ def test_frames_that_a_full_disk_refuses_leave_nothing_behind(
     pair.check_equal()
     assert connection.reading
     for _ in range(3):
-        feed(pair, [frames(-1, 2)], 2)
+        feed(pair, [frames(pair, -1, 2)], 2)
+
+
+def test_records_that_the_kernel_could_not_write_are_written_all_the_same(
+    pair: Pair[SocketSide], full_device: None
+) -> None:
+    warm(pair, 1)
+    assert not pair.short.connections[1].reading
+
+
+def test_frames_after_those_that_filled_the_disk_are_refused_alone(
+    pair: Pair[SocketSide], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients, count = (0, 1), 16
+    for client in clients:
+        warm(pair, client)
+    # The kernel reads a connection in pieces of as many frames, and if it may answer, both pieces in one turn.
+    piece = kernel.SLOT_BYTES
+    body_bytes = piece // count - len(frames(pair, 1, 1, 300)) + 300
+    streams = [frames(pair, 1, 2 * count, body_bytes) for _ in clients]
+    assert [len(stream) for stream in streams] == [2 * piece, 2 * piece]
+
+    async def send(side: SocketSide, streams: list[bytes], answers: int) -> None:
+        for client, stream in zip(clients, streams, strict=True):
+            side.wires[client].client.sendall(stream)
+        for client in clients:
+            side.use(client)
+            await side._until(lambda: side._pump() and len(side.answers()) >= answers)
+
+    def answered(side: SocketSide, client: int) -> tuple[list[Any], list[int]]:
+        side.use(client)
+        answers = side.answers()
+        side.wire.sent.clear()
+        return [each for each in answers if each[1] == 0], [each[0] for each in answers if each[1] != 0]
+
+    def position(side: SocketSide) -> int:
+        commitlog = side.broker.store.commitlog
+        return commitlog.write_offset - commitlog.queue.files[-1].start_offset
+
+    general, short = pair.general, pair.short
+    begin = position(general)
+    pair.runner.run(send(general, [stream[:piece] for stream in streams], count))
+    size = position(general) - begin
+    with monkeypatch.context() as patch:
+        patch.setattr(general.broker.store.commitlog.writer._os, "write", fail)
+        pair.runner.run(send(general, [stream[piece:] for stream in streams], 2 * count))
+    limit, limits = position(short) + size, resource.getrlimit(resource.RLIMIT_FSIZE)
+    original = kernel.serve
+
+    def serve(array: Any) -> Any:
+        # A limit instead of a full device, because what is below it is written.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+        try:
+            return original(array)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel, "serve", serve)
+        patch.setattr(short.broker.store.commitlog.writer._os, "write", fail)
+        pair.runner.run(send(short, streams, 2 * count))
+    for client in clients:
+        stored, refused = answered(short, client)
+        assert (stored, refused) == answered(general, client)
+        assert len(stored) == len(refused) == count
+    pair.check_equal()
+    for client in clients:
+        warm(pair, client)

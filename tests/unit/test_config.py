@@ -206,8 +206,8 @@ def test_a_former_setting_is_refused_with_its_fixed_value(name: str) -> None:
 
 def test_an_unknown_setting_without_a_similar_name_is_refused_with_the_sections() -> None:
     sections = (
-        "delivery, flush, limits, log, metrics, remoting, replication, retention, security, server, store, topics, "
-        "transactions"
+        "archive, delivery, flush, limits, log, metrics, remoting, replication, retention, security, server, store, "
+        "topics, transactions"
     )
     assert refusal("zzz.qqqqqq=1").endswith(f"the sections are {sections}")
 

@@ -240,3 +240,32 @@ def test_a_store_that_failed_is_left_alone(store: MessageStore) -> None:
     assert not world.service.do_once()
     assert len(store.commitlog.queue.files) == 14
     store.failed = None
+
+
+def test_a_file_stays_until_it_is_archived(store: MessageStore) -> None:
+    archived = 0
+    store.expiry.archived_to = lambda: archived
+    world = World(store, delete_when=EVERY_HOUR, file_reserved_hours=1)
+    world.now += 3601 + 60
+    world.turn()
+    assert len(store.commitlog.queue.files) == 14
+    assert store.expiry.next is not None
+    assert "not archived yet" in store.expiry.next.reason
+    archived = 3 * SMALL.commitlog_file_bytes - 1
+    world.turn()
+    assert store.min_physical_offset == 2 * SMALL.commitlog_file_bytes
+
+
+def test_a_full_disk_refuses_messages_rather_than_lose_what_is_not_archived_unless_a_gap_is_allowed(
+    store: MessageStore,
+) -> None:
+    store.expiry.archived_to = lambda: 0
+    world = World(store, file_reserved_hours=1000)
+    world.disk = full(92)
+    world.turn()
+    assert len(store.commitlog.queue.files) == 14
+    with pytest.raises(ServiceNotAvailable, match=r"not archived yet .*archive\.on_full"):
+        append(store, "orders", 0, plain(1))
+    store.expiry.may_leave_gap = True
+    assert world.service.do_once()
+    assert len(store.commitlog.queue.files) == 13

@@ -159,6 +159,15 @@ class TestBounds:
         assert known == [0, *range(2, 20)]
         assert find(sequences, 0, 1, prefix=f"{77:020X}") is not None
 
+    def test_active_producers_lose_their_older_runs_and_none_of_their_last(self) -> None:
+        sequences = ProducerSequences(runs_max=100, producer_runs_max=100, expiry_s=EXPIRY_S)
+        prefixes = [f"{number:020X}" for number in range(10)]
+        for first in range(200):
+            for queue, prefix in enumerate(prefixes):  # between each other in one queue: every frame is a run
+                store(sequences, first, 1, 20 * first + queue, prefix=prefix)
+        assert len(sequences) == 10
+        assert all(find(sequences, first, 1, prefix=prefix) for prefix in prefixes for first in (198, 199))
+
     def test_all_together_are_bounded(self) -> None:
         sequences = ProducerSequences(runs_max=1000, producer_runs_max=100, expiry_s=EXPIRY_S)
         for number in range(5000):
@@ -211,4 +220,4 @@ class TestRestore:
             (StoredRun(f"{number:020X}", "orders", at, 1, "orders", 0, 2 * at) for at, number in enumerate(order)), 0.0
         )
         known = {order[at] for at in range(12) if sequences.find(f"{order[at]:020X}", "orders", at, 1) is not None}
-        assert known == {0, *range(3, 11)}
+        assert known == {0, *range(2, 11)}

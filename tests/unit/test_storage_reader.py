@@ -14,7 +14,7 @@ from flintmq.protocol.storage.reader.log_reader import Boundary, LogScanner, fin
 from flintmq.protocol.storage.reader.parts import Part
 from flintmq.protocol.storage.record import Record
 from flintmq.protocol.store_files import encode_checkpoint, file_name
-from tests.archive_tools import MadeLog, make_log
+from tests.store_reader_tools import MadeLog, make_log
 
 STORE = Path("/nowhere/store")
 

@@ -32,7 +32,9 @@ class SetConfig:
         return replace(self, epoch=self.epoch + 1, primary=member, in_sync=frozenset(in_sync))
 
     def with_in_sync(self, in_sync: Iterable[str]) -> SetConfig:
-        return replace(self, in_sync=frozenset(in_sync))
+        # The primary asks at each message whether the members in sync should be others, and mostly they should not.
+        wanted = frozenset(in_sync)
+        return self if wanted == self.in_sync else replace(self, in_sync=wanted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -538,6 +538,11 @@ class AcceptedLink:
         waiting = [*self._due.values(), *([self._sending] if self._sending is not None else [])]
         return [*((first, since) for _, first, since in self._sent), *((each.first, each.since) for each in waiting)]
 
+    @property
+    def is_saved(self) -> bool:
+        """True if the follower has all versions on disk."""
+        return not (self._sent or self._due or self._sending)
+
     def takes_bytes(self) -> bool:
         """Return whether the other end has taken bytes, of more than it had room for, since the last call."""
         unsent = self.handle.unsent_bytes()
@@ -599,7 +604,7 @@ class AcceptedLinks:
 
     def of_member(self, member: str) -> AcceptedLink | None:
         """Return a member's newest connection that was welcomed, None if there is none."""
-        return next((link for link in reversed(self.welcomed()) if link.member == member), None)
+        return next((link for link in reversed(self._links.values()) if link.welcomed and link.member == member), None)
 
     def that_take_bytes(self) -> list[int]:
         """Return the numbers of the connections whose other end has taken bytes since the last call."""
@@ -709,8 +714,9 @@ class TableSender:
     def behind_s(self, member: str) -> float:
         """Return for how many seconds a follower has lacked a change of a table; 0.0 for one without a connection."""
         link = self._links.of_member(member)
-        now = self._loop.time()
-        return max((now - since for _, since in link.unsaved()), default=0.0) if link is not None else 0.0
+        if link is None or link.is_saved:
+            return 0.0
+        return self._loop.time() - min(since for _, since in link.unsaved())
 
     def _send(self) -> None:
         """Send what the followers take, and look again soon if they will take more."""

@@ -576,6 +576,8 @@ class ReplicaMember:
         return config.members | {member}, "" if at == address else f"{member} is a member at {at}; remove it first"
 
     def _answer_changes(self) -> None:
+        if not self._changes:
+            return
         done = [call for members, call in self._changes if self.replica.has_members(members)]
         self._changes = [each for each in self._changes if each[1] not in done]
         for call in done:
@@ -586,6 +588,8 @@ class ReplicaMember:
     def accept(self, handle: FollowerHandle, hello: Hello) -> int:
         """Take a follower's first message; return the number of its connection."""
         number = self._links.add(handle, hello.member)
+        # Its predecessor may have ended because the follower refused bytes that are damaged here.
+        self._store.log_copy.begin_receiver()
         self._input(self.replica.received, number, hello)
         return number
 

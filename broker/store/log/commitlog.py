@@ -13,6 +13,7 @@ from ....protocol.errors import MessageIllegal, ServiceNotAvailable
 from ....protocol.storage.layout import BLANK_BYTES_MIN, PROPERTIES_BYTES_MAX, RECORD_BYTES_MIN
 from ....protocol.storage.record import RECORD_CRC_BYTES, UNIQUE_PREFIX_DIGITS
 from ...kernels import produce as kernel
+from ..files.file_system import Files
 from ..files.mapped_file import MappedFileQueue
 from ..tables.clock import StoreClock
 from .preallocation import LogPreallocator
@@ -20,7 +21,6 @@ from .produce_batch import FRAME_RECORDS_BYTES_MAX, Appended, LogWriter, Repeate
 
 if TYPE_CHECKING:
     from ....protocol.storage.record import Record
-    from ..files.file_system import Files
     from ..files.mapped_file import MappedFile
     from ..settings import StoreSettings
     from .produce_batch import FrameBody, ProduceBatch
@@ -65,6 +65,8 @@ class CommitLog:
         )
         self.ahead = LogPreallocator(files, self.queue, settings)
         self.writer = LogWriter(files, self.ahead)
+        self.has_real_files = type(files).write is Files.write
+        """Whether a kernel may write to the log by itself, past ``files``."""
         self.write_offset = 0
         self.flushed_offset = 0
         self.last_store_ms = 0
@@ -202,19 +204,26 @@ class CommitLog:
         self.write_offset = end_offset = writer.finish()
         return Appended(queue_offset, store_ms, self._offsets_blob[: 8 * count], end_offset)
 
-    def append_made(self, size: int, store_ms: int) -> bool:
+    def append_made(self, written: int, size: int, store_ms: int) -> bool:
         """Append ``size`` bytes of records that a kernel made at the start of the writer's buffer, for the current end.
 
-        Returns False, and writes nothing, if the disk is full. Raises ``StoreFailed`` as ``append`` does.
+        The kernel has written the first ``written`` of them itself, which ``has_real_files`` allows. Returns False, and
+        writes nothing more, if the disk is full. Raises ``StoreFailed`` as ``append`` does.
         """
         writer = self.writer
         writer.begin(self.queue.files[-1], self.write_offset, self.settings.message_bytes_max)
+        self.last_store_ms = store_ms
+        if written:
+            writer.skip(written)
+            self.write_offset = writer.finish()
+            if size == written:
+                return True
+            writer.begin(self.queue.files[-1], self.write_offset, self.settings.message_bytes_max)
         try:
-            writer.put(size, is_last=True)
+            writer.write(writer.array.data[written:size])
         except ServiceNotAvailable:
             # The writer has undone its write; ``append`` meets the full disk again and says so.
             return False
-        self.last_store_ms = store_ms
         self.write_offset = writer.finish()
         return True
 

@@ -21,9 +21,13 @@ COPY_BYTES_MAX = 64 * 1024 * 1024
 class LogCopy:
     """Both ends of a copy of a log, byte for byte, at the same physical offsets. Belongs to the appending thread.
 
-    The unit is the whole record, or the blank that ends a file together with the unused bytes after it. Both ends check
-    every record with the kernel that recovery uses (length, magic number, physical offset, parts, checksums), so that
-    damage does not pass from one disk to another. With ``store.record_checksum`` the sender must have it on too.
+    The unit is the whole record, or the blank that ends a file together with the unused bytes after it. The receiver
+    checks every record with the kernel that recovery uses (length, magic number, physical offset, parts, checksums), so
+    that damage does not pass from one disk to another. With ``store.record_checksum`` the sender must have it on too.
+
+    The sender checks in the same way what it may have read from its disk. Of records that this process has appended
+    since the receiver began, it leaves the checksums to the receiver. A receiver that refuses a piece begins again, and
+    then the sender checks it, too, and so finds out on which side the damage is.
     """
 
     def __init__(
@@ -41,8 +45,15 @@ class LogCopy:
         self._state = np.zeros(kernel.STATE, np.int64)
         # A start finds damage in records without a checksum if the setting was on when they were appended.
         self._state[kernel.S_CHECKSUMMED] = commitlog.checksum_bytes > 0
+        self._appended_from: int | None = None
+        """Physical offset from which on records are of this process, and no receiver has refused them; None: none
+        are."""
 
     # ---- to send ----
+
+    def begin_receiver(self) -> None:
+        """Note that a receiver begins: what the log has now is checked before it is sent."""
+        self._appended_from = self._log.write_offset
 
     def piece_end(self, offset: int, limit: int) -> int:
         """Return the end of the piece from ``offset``: as many whole records as end at or before ``limit``.
@@ -53,11 +64,16 @@ class LogCopy:
         file = self._log.queue.find(offset)
         if file is None:
             raise CorruptLog(f"{self._log.queue.folder} has no file that contains offset {offset:,}")
+        is_own = self._appended_from is not None and offset >= self._appended_from
+        if is_own and self._log.write_offset <= min(limit, file.end_offset):
+            return self._log.write_offset
         begin = offset - file.start_offset
         array = file.array()[begin : min(self._log.write_offset, file.end_offset) - file.start_offset]
+        self._state[kernel.S_HEADS_ONLY] = is_own
         status, end = self._check(array[: limit - offset], offset)
         if end == 0 and status != kernel.DONE:  # it is longer than the limit allows, or damaged
             status, end = self._check(array, offset, end=1)
+        self._state[kernel.S_HEADS_ONLY] = 0
         if status == kernel.BLANK:
             return file.end_offset
         if end == 0:
@@ -70,6 +86,9 @@ class LogCopy:
         file = self._log.queue.find(offset)
         if file is None:
             raise CorruptLog(f"{self._log.queue.folder} has no file that contains offset {offset:,}")
+        written = self._log.writer.written(offset, end - offset)
+        if written is not None:
+            return bytearray(written)
         buffer = bytearray(end - offset)
         self._log.queue.read(offset, memoryview(buffer), hot=False)
         return buffer

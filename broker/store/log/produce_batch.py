@@ -266,6 +266,11 @@ class LogWriter:
             self.array = np.empty(self._record_bytes_max + BLANK_BYTES_MIN, np.uint8)
         self.limit = min(self.room, len(self.array))
 
+    def skip(self, size: int) -> None:
+        """Count the first ``size`` bytes of the buffer as written: a kernel has done it, from the append's begin on."""
+        self.offset += size
+        self._in_buffer = size
+
     def write(self, data: bytes | memoryview) -> None:
         """Write bytes at ``offset``. Raises ``ServiceNotAvailable`` if the disk is full, otherwise ``StoreFailed``."""
         file = self._files[-1]

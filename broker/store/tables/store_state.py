@@ -131,6 +131,8 @@ class StoreState:
         before."""
         self.checksummed = ChecksummedRanges()
         """Ranges in which every record must have a checksum over the whole record."""
+        self.archive_id = ""
+        """Random id by which an archive recognises this store again; empty if it was never archived."""
         self._saved: dict[str, Any] = {}
         self.changes = 0
         """Number of changes of ``deleted`` and ``kept_offsets`` in memory."""
@@ -153,6 +155,7 @@ class StoreState:
         self.kept_offsets = _queue_ends(table.get("keptOffsets", {}))
         self.sizes = {str(name): int(size) for name, size in table.get("sizes", {}).items()}
         self.checksummed = ChecksummedRanges((int(begin), int(end)) for begin, end in table.get("checksummed", []))
+        self.archive_id = str(table.get("archiveId", ""))
         self._saved = table
 
     def readable_from(self, topic: str) -> int:
@@ -227,6 +230,12 @@ class StoreState:
                 raise
             self.checksummed.drop_below(physical_offset)
 
+    def identify(self, archive_id: str) -> None:
+        """Note the store's id for its archive; durable when it returns, in the ``.bak`` too. Blocks."""
+        with self._lock:
+            self.archive_id = archive_id
+            self._save(backed_up=True)
+
     def keep_offset(self, topic: str, queue_id: int, next_offset: int) -> None:
         """Note the next offset of a queue that is about to lose its files, in memory."""
         with self._lock:
@@ -292,6 +301,7 @@ class StoreState:
             "nextOffsets": _json_ends(self.snapshot.next_offsets),
             "indexFiles": self.snapshot.index_files,
             "checksummed": [list(each) for each in self.checksummed],
+            **({"archiveId": self.archive_id} if self.archive_id else {}),
             **self._ends(),
         }
 

@@ -13,6 +13,7 @@
 An object that no version of the manifest names does not count: it is what a writer that was killed left behind.
 
 ==============  ========================================================================================
+``objects``     create, put, get, range, list and delete objects of a bucket or folder
 ``errors``      what can be wrong with an archive
 ``keys``        the 64-bit hash of a key, and sorted runs of (hash, position)
 ``fragment``    fragments: names, frames, index; encode and decode

@@ -41,8 +41,6 @@ FRAGMENT_BYTES = 64 * 1024 * 1024
 """Bytes of records from which on a fragment takes no further one."""
 FRAME_BYTES = 1024 * 1024
 """Maximum number of bytes of the log in a frame."""
-FRAME_STORED_BYTES_MAX = FRAME_BYTES + 64 * 1024
-"""Maximum size of a frame as it is stored; Zstandard adds a little to what does not shrink."""
 
 Compression = Literal["zstd", "none"]
 COMPRESSIONS = get_args(Compression)
@@ -397,6 +395,12 @@ def _zstd() -> Any:
             else "Zstandard needs the package zstandard, which is not installed: pip install 'flintmq[archive]'"
         ) from None
     return library
+
+
+def check_compression(compression: Compression) -> None:
+    """Raise ``CompressionMissing`` if fragments cannot be compressed so."""
+    if compression == "zstd":
+        _zstd()
 
 
 def _zstd_compressor(level: int) -> Any:

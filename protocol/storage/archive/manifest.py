@@ -11,7 +11,7 @@ Ranges of the log that no entry covers are gaps; each is listed with its reason.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
@@ -260,3 +260,32 @@ def decode_group(blob: Bytes, name: str) -> tuple[list[Entry], list[str]]:
 def overlapping(entries: Sequence[Entry], begin: int, end: int) -> Iterator[Entry]:
     """Yield the entries that have a part of ``[begin, end)``."""
     return (entry for entry in entries if entry.start < end and entry.end > begin)
+
+
+def find_newest(get: Callable[[str], bytes], names: Callable[[], Iterable[str]]) -> ArchiveManifest | None:
+    """Return the newest version of the manifest; None if there is none yet.
+
+    ``get``: returns the content of an object, raises ``KeyError`` if there is none; ``names``: yields the names of all
+    versions, asked only if ``LATEST`` is missing or damaged. Two requests, if no writer is at work. Raises
+    ``CorruptObject`` or ``UnknownFormat``, and what the functions raise.
+    """
+    newest: ArchiveManifest | None = None
+    try:
+        newest = decode_manifest(get(LATEST), LATEST)
+    except (KeyError, CorruptObject):
+        newest = _newest_listed(get, names())
+    while newest is not None:
+        # A writer that was killed has written a version and not its copy; one that was paused has put an old copy over
+        # a newer one.
+        name = version_name(newest.version + 1)
+        try:
+            newest = decode_manifest(get(name), name)
+        except KeyError:
+            break
+    return newest
+
+
+def _newest_listed(get: Callable[[str], bytes], names: Iterable[str]) -> ArchiveManifest | None:
+    """Return the newest version in the list; None if it has none."""
+    name = max((each for each in names if each != LATEST), default="")
+    return decode_manifest(get(name), name) if name else None

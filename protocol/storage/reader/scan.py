@@ -62,7 +62,7 @@ def _scan(
         at, end = starts[row], starts[row] + sizes[row]
         if (
             sizes[row] < RECORD_BYTES_MIN
-            # The caller compares the physical offset: only an archive's reader knows what it must be.
+            # The caller compares the physical offset: only a log's reader knows what it must be.
             or locate_parts(data, at, end, load_be64(data, at + _AT_PHYSICAL_OFFSET), scratch) != DONE
             or scratch[R_SIZE] != sizes[row]
             or (verify and not body_sound(data, at, scratch))

@@ -16,6 +16,7 @@ from . import (
     remoting,
     replication,
     sends,
+    tail,
     traces,
 )
 from .spark import SPARK_BATCH, SPARK_DECODE, SPARK_LATENCY, SPARK_STREAM
@@ -53,6 +54,7 @@ ALL: tuple[Case, ...] = (
     growth.CASE,
     many.CASE,
     peers.CASE,
+    tail.CASE,
     remoting.CASE,
     *SPARK,
 )

@@ -10,6 +10,11 @@ from collections.abc import Callable, Sequence
 BODY_BYTES = 100
 WINDOW = 64
 """Messages in flight."""
+SINGLE_TOPIC, BULK_TOPIC = "single", "bulk"
+"""Topics of a mixed load."""
+KEPT_MESSAGES = 100_000
+KEPT_BYTES = 128 << 20
+"""Messages of a stream of Redis, and bytes of a file of the others, after which the oldest are deleted meanwhile."""
 
 _STAMP = struct.Struct(">d")
 _FILLER = bytes(BODY_BYTES - _STAMP.size)

@@ -1,4 +1,4 @@
-"""The archive source through a real Spark: stores of a real broker, while it runs and after it stopped, and RocketMQ's
+"""The store source through a real Spark: stores of a real broker, while it runs and after it stopped, and RocketMQ's
 own."""
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def fill(address: str, first: int = 0, count: int = COUNT) -> None:
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a stopped store with ``COUNT`` messages of a broker."""
-    brokers = Brokers(tmp_path_factory.mktemp("archive"))
+    brokers = Brokers(tmp_path_factory.mktemp("stores"))
     running = brokers.start("--flush", "async")
     fill(running.address)
     brokers.stop_all()

@@ -1,4 +1,4 @@
-"""The options of the archive source, which are checked before anything is read."""
+"""The options of the store source, which are checked before anything is read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ....protocol.errors import InvalidParameter
 from ....protocol.fields import I64_MAX
 from ....protocol.names import check_name
-from ...arrow.archive.options import PARTITION_BYTES, ArchiveOptions
+from ...arrow.store_reader.options import PARTITION_BYTES, StoreReadOptions
 from ..errors import InvalidOption
 from ..options import Option, boolean, check_order, moment, not_empty, parse_options, pattern, topics
 
@@ -39,10 +39,10 @@ def partition_bytes(written: str) -> int:
 
 
 def one_path(written: str) -> str:
-    raise ValueError("the archive source reads one store; load each separately, and combine them with union")
+    raise ValueError("the store source reads one store; load each separately, and combine them with union")
 
 
-ARCHIVE_OPTIONS = (
+STORE_OPTIONS = (
     Option("path", not_empty, "the store's folder, or its commitlog folder: the argument of `load`"),
     Option("topics", topic_names, "topics, separated by commas (default: all except the broker's own)"),
     Option("subscribe", topic_names, "the same as `topics`"),
@@ -64,9 +64,9 @@ ARCHIVE_OPTIONS = (
 _PATHS = Option("paths", one_path, "several stores: refused")
 
 
-def archive_options(given: Mapping[str, str]) -> ArchiveOptions:
+def store_options(given: Mapping[str, str]) -> StoreReadOptions:
     """Parse the options of a read. Raises ``InvalidOption`` for an unknown, malformed, missing or contradictory one."""
-    table = (*ARCHIVE_OPTIONS, _PATHS) if "paths" in {name.lower() for name in given} else ARCHIVE_OPTIONS
+    table = (*STORE_OPTIONS, _PATHS) if "paths" in {name.lower() for name in given} else STORE_OPTIONS
     values = parse_options(given, table, "the source 'flintmq-store'")
     if "path" not in values:
         raise InvalidOption(
@@ -77,7 +77,7 @@ def archive_options(given: Mapping[str, str]) -> ArchiveOptions:
             raise InvalidOption(f"options {one!r} and {other!r} exclude each other: leave one out")
     check_order(values, "startingTimestamp", "endingTimestamp")
     check_order(values, "startingPhysicalOffset", "endingPhysicalOffset")
-    return ArchiveOptions(
+    return StoreReadOptions(
         path=values["path"],
         topics=values.get("topics", values.get("subscribe")),
         pattern=values.get("subscribePattern"),

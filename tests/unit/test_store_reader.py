@@ -1,4 +1,4 @@
-"""The archive source: its files, where it stops, errors for files that do not fit together, and bodies that look
+"""The store source: its files, where it stops, errors for files that do not fit together, and bodies that look
 like records or cannot be read. What it returns of any sound or damaged log is a property."""
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ import pytest
 
 from flintmq.client import CompressionUnavailable
 from flintmq.client.arrow import decoder
-from flintmq.client.arrow.archive.find_log import check_topics, find_log
-from flintmq.client.arrow.archive.options import ArchiveOptions
-from flintmq.client.arrow.archive.partition_reader import PartitionReader
-from flintmq.client.arrow.archive.plan import plan
 from flintmq.client.arrow.decoder import Decoder
+from flintmq.client.arrow.store_reader.find_log import check_topics, find_log
+from flintmq.client.arrow.store_reader.options import StoreReadOptions
+from flintmq.client.arrow.store_reader.partition_reader import PartitionReader
+from flintmq.client.arrow.store_reader.plan import plan
 from flintmq.client.core.compression import Compressor
-from flintmq.client.spark.archive.options import ARCHIVE_OPTIONS, archive_options
 from flintmq.client.spark.errors import DataLoss, InvalidOption
+from flintmq.client.spark.store.options import STORE_OPTIONS, store_options
 from flintmq.protocol.storage.layout import RECORD, RECORD_HEAD_BYTES, SysFlag
 from flintmq.protocol.storage.reader import log_reader
 from flintmq.protocol.storage.reader.errors import AmbiguousBoundary, CorruptLog
 from flintmq.protocol.storage.reader.files import LocalFiles
 from flintmq.protocol.storage.reader.log_reader import LogRange, ReadableLog, find_end, next_record
 from flintmq.protocol.storage.record import Record
-from tests.archive_tools import COLUMNS, MadeLog, forge, make_log, plan_of, read_offsets, read_rows
+from tests.store_reader_tools import COLUMNS, MadeLog, forge, make_log, plan_of, read_offsets, read_rows
 from tests.store_tools import Message, append, kill, open_store, overwrite, plain, put
 
 FILE_BYTES = 4096
@@ -254,7 +254,7 @@ def test_every_option_is_read() -> None:
         "verifyChecksums": "false",
         "failOnCorruption": "FALSE",
     }
-    options = archive_options(given)
+    options = store_options(given)
     assert (options.path, options.topics, options.pattern) == ("/store", ("a", "b"), None)
     assert (options.starting_ms, options.ending_ms) == (1, 1000)
     assert (options.starting_physical_offset, options.ending_physical_offset) == (5, 6)
@@ -264,7 +264,7 @@ def test_every_option_is_read() -> None:
     assert not options.verify_checksums
     assert not options.fail_on_corruption
     names = {name.lower() for name in given} | {"topics", "subscribepattern"}
-    assert {option.name.lower() for option in ARCHIVE_OPTIONS} == names
+    assert {option.name.lower() for option in STORE_OPTIONS} == names
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_every_option_is_read() -> None:
 )
 def test_a_wrong_option_is_named(given: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidOption, match=re.escape(said)):
-        archive_options(given)
+        store_options(given)
 
 
 def test_a_topic_that_the_store_does_not_know_is_refused(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_offsets_that_are_not_in_the_log_are_refused(store: Path, log: MadeLog) 
     with pytest.raises(DataLoss, match=f"the log begins at {FILE_BYTES:,}"):
         read_offsets(store, starting_physical_offset=FILE_BYTES - 1)
     for name in ("startingPhysicalOffset", "endingPhysicalOffset"):
-        options = archive_options({"path": str(store), name: str(log.end + 1)})
+        options = store_options({"path": str(store), name: str(log.end + 1)})
         with pytest.raises(InvalidOption, match=f"{name}.*up to {log.end:,}"):
             plan(find_end(find_log(options.path)), options)
 
@@ -335,9 +335,9 @@ def test_a_running_store_is_read_as_far_as_it_was_flushed_when_the_read_was_plan
 
 def test_the_readme_lists_every_option() -> None:
     readme = (Path(__file__).parents[2] / "client" / "spark" / "README.md").read_text()
-    section = readme.partition("## Archives\n")[2].partition("\n## ")[0]
+    section = readme.partition("## Stores\n")[2].partition("\n## ")[0]
     listed = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE))
-    assert listed == {option.name: option.meaning for option in ARCHIVE_OPTIONS if option.name != "path"}
+    assert listed == {option.name: option.meaning for option in STORE_OPTIONS if option.name != "path"}
 
 
 # ---- quarantine of a broker ----
@@ -400,7 +400,7 @@ def test_a_log_is_planned_without_reading_it(tmp_path: Path, monkeypatch: pytest
     known = ReadableLog(dataclasses.replace(find_log(str(store)), files=(first,)), first.end)
     monkeypatch.setattr(LocalFiles, "read_into", counting)
     monkeypatch.setattr(log_reader, "_SCAN_BYTES", 1024)
-    partitions = plan(known, ArchiveOptions("", partition_bytes=LONG_FILE_BYTES // 4))
+    partitions = plan(known, StoreReadOptions("", partition_bytes=LONG_FILE_BYTES // 4))
     assert len(partitions) == 4
     assert read < LONG_FILE_BYTES / 2
 
@@ -468,7 +468,7 @@ def test_queues_distinguish_records_from_forged_ones(tmp_path: Path) -> None:
 
 def test_a_range_that_ends_past_its_files_records_is_damage(store: Path, log: MadeLog) -> None:
     file = find_log(str(store)).files[0]
-    reader = PartitionReader([LogRange(file, file.start, file.end - 1)], Decoder(COLUMNS), ArchiveOptions(str(store)))
+    reader = PartitionReader([LogRange(file, file.start, file.end - 1)], Decoder(COLUMNS), StoreReadOptions(str(store)))
     with pytest.raises(CorruptLog, match="records end here"):
         list(reader.batches())
 
@@ -522,7 +522,7 @@ def test_compressed_bodies_are_decompressed_and_bounded(tmp_path: Path, monkeypa
     store = make_log(made, LONG_FILE_BYTES).write(tmp_path)
     assert [row["body"] for row in read_rows(store)] == bodies
     (stretches,) = plan_of(store)
-    batches = list(PartitionReader(stretches, Decoder(COLUMNS), ArchiveOptions(str(store))).batches())
+    batches = list(PartitionReader(stretches, Decoder(COLUMNS), StoreReadOptions(str(store))).batches())
     assert len(batches) > 5
 
 
@@ -555,7 +555,7 @@ def test_few_wanted_records_are_collected_into_one_batch(tmp_path: Path, monkeyp
     monkeypatch.setattr(log_reader, "WINDOW_BYTES", 4096)
     made = [Record(b"rare" if n % 50 == 0 else b"common", b"%d" % n) for n in range(4000)]
     store = make_log(made, LONG_FILE_BYTES).write(tmp_path)
-    options = ArchiveOptions(str(store), topics=("rare",))
+    options = StoreReadOptions(str(store), topics=("rare",))
     (stretches,) = plan_of(store, topics=("rare",))
     (batch,) = PartitionReader(stretches, Decoder(COLUMNS), options).batches()
     assert [int(body.as_py()) for body in batch["body"]] == list(range(0, 4000, 50))

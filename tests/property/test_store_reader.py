@@ -15,17 +15,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from flintmq.client.arrow.archive import partition_reader
-from flintmq.client.arrow.archive.options import ArchiveOptions
-from flintmq.client.arrow.archive.partition_reader import PartitionReader
 from flintmq.client.arrow.decoder import Decoder
+from flintmq.client.arrow.store_reader import partition_reader
+from flintmq.client.arrow.store_reader.options import StoreReadOptions
+from flintmq.client.arrow.store_reader.partition_reader import PartitionReader
 from flintmq.protocol.names import is_system_topic
 from flintmq.protocol.storage.layout import RECORD, RECORD_BYTES_MIN, RECORD_HEAD_BYTES
 from flintmq.protocol.storage.reader import log_reader
 from flintmq.protocol.storage.reader.errors import CorruptLog
 from flintmq.protocol.storage.reader.scan import find_records
 from flintmq.protocol.storage.record import Record
-from tests.archive_tools import COLUMNS, MadeLog, make_log, plain_walk, plan_of, read_offsets, read_rows
+from tests.store_reader_tools import COLUMNS, MadeLog, make_log, plain_walk, plan_of, read_offsets, read_rows
 
 twenty = settings(max_examples=20)
 
@@ -164,7 +164,7 @@ def test_damage_fails_a_read_by_its_place_or_costs_the_damaged_records_alone(
         with pytest.raises(CorruptLog) as caught:
             read_rows(store, partition_bytes=partition_bytes)
         found = read_offsets(store, partition_bytes=partition_bytes, fail_on_corruption=False)
-        options = ArchiveOptions(str(store), fail_on_corruption=False)
+        options = StoreReadOptions(str(store), fail_on_corruption=False)
         (stretches,) = plan_of(store, fail_on_corruption=False)
         reader = PartitionReader(stretches, Decoder(COLUMNS), options)
         assert sum(batch.num_rows for batch in reader.batches()) == len(found)

@@ -11,7 +11,7 @@ PARTITION_BYTES = 128 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class ArchiveOptions:
+class StoreReadOptions:
     """Options of a read. Times are ms since 1970 UTC, ranges half-open; None is unbounded."""
 
     path: str

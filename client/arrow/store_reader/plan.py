@@ -11,7 +11,7 @@ from ....protocol.storage.reader.log_reader import Boundary, LogRange, ReadableL
 from ....protocol.storage.reader.queues import Queues
 from ....protocol.storage.record import unpack_head
 from ..errors import InvalidOption
-from .options import ArchiveOptions
+from .options import StoreReadOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Piece:
     stored_ms: int | None
 
 
-def plan(log: ReadableLog, options: ArchiveOptions) -> list[list[LogRange]]:
+def plan(log: ReadableLog, options: StoreReadOptions) -> list[list[LogRange]]:
     """Return the stretches of each partition, in the log's order; none if no record is in the requested range.
 
     Files are skipped by the store time of their first records, which a broker never lets decrease. Raises
@@ -40,7 +40,7 @@ def plan(log: ReadableLog, options: ArchiveOptions) -> list[list[LogRange]]:
     return _pack([piece.stretch for piece in _wanted(pieces, options)], options.partition_bytes)
 
 
-def _check_offsets(log: ReadableLog, options: ArchiveOptions) -> None:
+def _check_offsets(log: ReadableLog, options: StoreReadOptions) -> None:
     begin, end = options.starting_physical_offset, options.ending_physical_offset
     if begin is not None and begin < log.log.start:
         raise DataLoss(
@@ -56,7 +56,7 @@ def _check_offsets(log: ReadableLog, options: ArchiveOptions) -> None:
             )
 
 
-def _first_piece(stretch: LogRange, options: ArchiveOptions) -> Piece:
+def _first_piece(stretch: LogRange, options: StoreReadOptions) -> Piece:
     """Return a file's piece with its first record's store time; that record must contain the file's offset."""
     with stretch.file.open() as fd:
         size, reason = judge(stretch.file, fd, stretch.begin)
@@ -72,7 +72,7 @@ def _store_time(stretch: LogRange, fd: int, at: int) -> int:
     return unpack_head(stretch.file.read(fd, at, RECORD_HEAD_BYTES_MAX)).store_timestamp
 
 
-def _wanted(pieces: list[Piece], options: ArchiveOptions) -> Iterator[Piece]:
+def _wanted(pieces: list[Piece], options: StoreReadOptions) -> Iterator[Piece]:
     """Yield the pieces except those that cannot contain anything in the requested range.
 
     A piece before the range is left out only if the next piece's beginning is certain: otherwise the walk through the
@@ -88,7 +88,7 @@ def _wanted(pieces: list[Piece], options: ArchiveOptions) -> Iterator[Piece]:
         yield piece
 
 
-def _all_before(following: Piece, options: ArchiveOptions) -> bool:
+def _all_before(following: Piece, options: StoreReadOptions) -> bool:
     """Return whether everything before a piece is before the requested range."""
     begin, begin_ms = options.starting_physical_offset, options.starting_ms
     return (begin is not None and following.stretch.begin <= begin) or (
@@ -96,7 +96,7 @@ def _all_before(following: Piece, options: ArchiveOptions) -> bool:
     )
 
 
-def _all_behind(piece: Piece, options: ArchiveOptions) -> bool:
+def _all_behind(piece: Piece, options: StoreReadOptions) -> bool:
     """Return whether a piece and everything after it is after the requested range."""
     end, end_ms = options.ending_physical_offset, options.ending_ms
     return (end is not None and piece.stretch.begin >= end) or (

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
+from ....protocol.errors import FlintError
 from ....protocol.storage.reader.errors import SKIP_HINT, CorruptLog
 from ....protocol.storage.reader.log_reader import Block, LogRange, LogScanner, next_record, why_unsound
 from ....protocol.storage.reader.parts import SOUND, Ints, Part, Rows
@@ -15,7 +16,7 @@ from ....protocol.storage.reader.records import ScannedRecords, TopicFilter, sca
 from ...errors import CorruptMessage
 from ..decoder import Decoder
 from ..records import RecordBlock
-from .options import ArchiveOptions
+from .options import StoreReadOptions
 
 BATCH_ROWS_MIN = 16_384
 BATCH_BYTES_MIN = 4 * 1024 * 1024
@@ -35,8 +36,8 @@ class PartitionReader:
         self,
         stretches: Sequence[LogRange],
         decoder: Decoder,
-        options: ArchiveOptions,
-        on_skip: Callable[[CorruptLog], None] | None = None,
+        options: StoreReadOptions,
+        on_skip: Callable[[FlintError], None] | None = None,
     ) -> None:
         self.skipped = 0
         self.skipped_bytes = 0

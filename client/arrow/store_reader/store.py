@@ -1,4 +1,4 @@
-"""``read_store``: the messages of one topic in a store's files as an Arrow stream."""
+"""``read_store``: the messages of one topic in a store's files, or in an archive, as an Arrow stream."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from ..bounds import Bounds
 from ..decoder import Decoder, chosen
 from ..options import OnLoss
 from ..stream import ArrowStream, Losses
+from .archived import archived_batches, check_archived_topics, is_archive, open_archive, plan_archive
 from .find_log import check_topics, find_log
-from .options import ArchiveOptions
+from .options import StoreReadOptions
 from .partition_reader import PartitionReader
 from .plan import plan
 
@@ -40,9 +41,11 @@ def read_store(path: str | os.PathLike[str], topic: str, **options: Unpack[Store
     """Return the messages of a topic in the files of a store, in the order of the log. Nothing is written, and a broker
     may have the store open.
 
-    ``path``: the store's folder, FlintMQ's or Apache RocketMQ's, or its commitlog folder alone. The log is read up to
-    what its checkpoint says is on disk when a read begins. Raises ``InvalidOption`` if there is no store or no such
-    topic; a read raises ``CorruptLog`` for damage, unless ``on_loss`` is ``"report"``.
+    ``path``: the store's folder, FlintMQ's or Apache RocketMQ's, or its commitlog folder alone; or an archive, by its
+    URL (``s3://BUCKET/PREFIX``, ``gs://…``, ``az://…``) or folder, for which the extra ``archive`` is needed. A store's
+    log is read up to what its checkpoint says is on disk when a read begins, an archive's up to its end then. Raises
+    ``InvalidOption`` if there is no store or no such topic, ``NoArchive`` and ``ObjectError`` for an archive; a read
+    raises ``CorruptLog`` or ``CorruptObject`` for damage, unless ``on_loss`` is ``"report"``.
     """
     return bounded_stream(path, topic, options, Bounds())
 
@@ -54,14 +57,18 @@ def bounded_stream(path: str | os.PathLike[str], topic: str, options: StoreOptio
     if on_loss not in get_args(OnLoss):
         raise InvalidArgument(f"on_loss is {on_loss!r}; it must be 'raise' or 'report'")
     since, until = options.get("since"), options.get("until")
-    asked = ArchiveOptions(
+    asked = StoreReadOptions(
         os.fspath(path),
         topics=(topic,),
         starting_ms=max((ms for ms in (_millis("since", since), bounds.since_ms) if ms is not None), default=None),
         ending_ms=min((ms for ms in (_millis("until", until), bounds.until_ms) if ms is not None), default=None),
         fail_on_corruption=on_loss == "raise",
     )
-    check_topics((topic,), find_log(asked.path, asked.on_damage))
+    if is_archive(asked.path):
+        with open_archive(asked.path) as reader:
+            check_archived_topics((topic,), reader)
+    else:
+        check_topics((topic,), find_log(asked.path, asked.on_damage))
 
     def read(losses: Losses) -> Iterator[pa.RecordBatch]:
         if bounds.wants_topic(topic):
@@ -70,7 +77,12 @@ def bounded_stream(path: str | os.PathLike[str], topic: str, options: StoreOptio
     return ArrowStream(decoder.schema, read)
 
 
-def _batches(asked: ArchiveOptions, decoder: Decoder, losses: Losses) -> Iterator[pa.RecordBatch]:
+def _batches(asked: StoreReadOptions, decoder: Decoder, losses: Losses) -> Iterator[pa.RecordBatch]:
+    if is_archive(asked.path):
+        with open_archive(asked.path) as reader:
+            for entries in plan_archive(reader, asked):
+                yield from archived_batches(reader, entries, decoder, asked, losses.add)
+        return
     log = find_end(find_log(asked.path, asked.on_damage), asked.on_damage)
     for stretches in plan(log, asked):
         yield from PartitionReader(stretches, decoder, asked, losses.add).batches()

@@ -1,0 +1,360 @@
+"""ArchiveService: copies the log into the archive, in the background.
+
+Its thread cuts and compresses fragments and changes the manifest; two more carry objects into the bucket. A fragment is
+listed after all before it, so the archive never has a gap that it does not name. Whatever the bucket does, messages are
+stored and delivered as without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import random
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ...protocol.errors import ConfigurationError
+from ...protocol.storage.archive.errors import ArchiveError
+from ...protocol.storage.archive.fragment import FRAGMENT_BYTES, CompressionMissing, FragmentName, check_compression
+from ...protocol.storage.archive.manifest import Entry, Group
+from ...protocol.storage.archive.objects import ConditionsIgnored, ObjectError, Objects
+from ..background.loop_work import Service
+from .cutter import Cutter, DamagedLog
+from .lineage import ArchiveStopped, Lineage, NewFragment, ReadAgain, Writer, random_hex
+
+if TYPE_CHECKING:
+    from ..background.loop_work import OnFatal, Post
+    from ..config import ArchiveSection
+    from ..store import MessageStore
+
+log = logging.getLogger(__name__)
+
+IN_FLIGHT = 2
+"""Fragments that are carried into the bucket at a time."""
+PAUSE_MIN_S, PAUSE_MAX_S = 0.5, 5.0
+"""Pause after a failure of the bucket: random, doubled each time up to the maximum."""
+LOOK_S = 0.25
+"""Interval at which the service looks for new records; nothing wakes it, so that messages do not pay for it."""
+
+STARTING = "starting"
+RUNNING = "running"
+UNAVAILABLE = "unavailable"
+STOPPED = "stopped"
+
+
+@dataclass(slots=True)
+class ArchiveCounts:
+    """What the service has done since the broker started."""
+
+    fragments: int = 0
+    raw_bytes: int = 0
+    stored_bytes: int = 0
+    failures: int = 0
+    requests: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Upload:
+    """A fragment on its way. ``error``: that of the last attempt."""
+
+    fragment: NewFragment
+    done: bool = False
+    under_way: bool = False
+    error: ObjectError | None = None
+
+
+def open_archive(settings: ArchiveSection) -> Objects:
+    """Return the bucket or folder of ``archive.url``; it is asked for nothing yet.
+
+    Raises ``ConfigurationError`` for a URL that is none, or a library that is not installed.
+    """
+    try:
+        check_compression(settings.compression)
+    except CompressionMissing as error:
+        raise ConfigurationError(
+            f'archive.compression = "zstd": {error}, or set archive.compression to "none"'
+        ) from None
+    return Objects(settings.url, kms_key=settings.kms_key)
+
+
+class LogGone(Exception):
+    """Retention deleted a part of the log while it was being read."""
+
+
+class ArchiveService(Service):
+    """The archive's writer for one opening of a store. ``objects``: the bucket or folder."""
+
+    name = "archive"
+    interval_seconds = LOOK_S
+
+    def __init__(
+        self,
+        store: MessageStore,
+        settings: ArchiveSection,
+        objects: Objects,
+        writer: Writer,
+        post: Post,
+        on_fatal: OnFatal,
+    ) -> None:
+        super().__init__(post, on_fatal)
+        self._store = store
+        self.settings = settings
+        """May be replaced at any time, except for the URL."""
+        self._objects = objects
+        self._writer = writer
+        self._lineage: Lineage | None = None
+        self._cutter = Cutter(self._read, self._end_of_file)
+        self._uploads: deque[_Upload] = deque()
+        self._position = 0
+        """End of the last fragment that was cut."""
+        self._next_upload = 0.0
+        self._retry_at = 0.0
+        self._pause_s = PAUSE_MIN_S
+        self._waiting_since: float | None = None
+        self._caught_up_ms = 0
+        self._jobs: queue.SimpleQueue[_Upload | None] = queue.SimpleQueue()
+        self.state = STARTING
+        self.reason = ""
+        """Why the service is not ``running``."""
+        self.archived_offset = 0
+        """Physical offset below which the log is archived, or missing from the archive for good; 0 until known."""
+        self.archived_ms = 0
+        """Store time of the newest archived message."""
+        self.counts = ArchiveCounts()
+
+    # ---- what others ask; any thread
+
+    def backlog(self) -> int:
+        """Return the bytes of the log that are confirmed and not archived."""
+        return max(self._store.acknowledged_offset - max(self.archived_offset, self._store.min_physical_offset), 0)
+
+    def oldest_age_ms(self, now_ms: int) -> int:
+        """Return the age of the oldest message that is not archived, at most; 0 if all are."""
+        if not self.backlog():
+            return 0
+        since = max(self.archived_ms, self._caught_up_ms)
+        return max(now_ms - since, 0) if since else 0
+
+    @property
+    def lineage(self) -> Lineage | None:
+        """The archive, None until it was read. Only its manifest may be looked at by other threads."""
+        return self._lineage
+
+    # ---- the service
+
+    def start(self) -> None:
+        for number in range(IN_FLIGHT):
+            threading.Thread(target=self._carry, name=f"flintmq-upload-{number}", daemon=True).start()
+        super().start()
+
+    def stop(self) -> None:
+        """End the thread. A request that waits for the bucket is left behind: what it writes is listed by nobody."""
+        self._stopping = True
+        self._woken.set()
+        for _ in range(IN_FLIGHT):
+            self._jobs.put(None)
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(STOP_S)
+            self._thread = None
+
+    def do_once(self) -> bool:
+        """Do what there is to do; return whether there may be more at once."""
+        if self.state == STOPPED or time.monotonic() < self._retry_at or self._store.failed is not None:
+            return False
+        try:
+            if self._lineage is None:
+                self._open()
+            more = self._list_finished()
+            more |= self._begin_uploads()
+        except ReadAgain as error:
+            log.info("%s", error)
+            self._begin_again()
+            return True
+        except (ArchiveStopped, ConditionsIgnored, DamagedLog) as error:
+            self._stop_for_good(error)
+            return False
+        except (ObjectError, ArchiveError, OSError) as error:
+            self._fails(error)
+            return False
+        return more
+
+    def _open(self) -> None:
+        """Read the archive's manifest, and find the place from which this store continues it."""
+        store = self._store
+        self._check_conditions()
+        lineage = Lineage(self._objects, self._writer)
+
+        lineage.open(
+            store.min_physical_offset,
+            store.acknowledged_offset,
+            lambda start, end: self._cutter.cut(start, end, end - start),
+        )
+        self._lineage = lineage
+        self._note_archived()
+        self._position = self.archived_offset
+        log.info(
+            "archiving to %s from physical offset %s on; version %d of its manifest",
+            self._objects.url,
+            f"{self._position:,}",
+            lineage.manifest.version,
+        )
+        self._runs()
+
+    def _check_conditions(self) -> None:
+        try:
+            self._objects.check_conditions()
+        except ConditionsIgnored as error:
+            if not self.settings.single_writer or self._writer.set:
+                raise
+            log.warning("%s; archive.single_writer says that no other broker writes there", error)
+
+    def _note_archived(self) -> None:
+        assert self._lineage is not None
+        manifest = self._lineage.manifest
+        self.archived_offset = manifest.end
+        newest: tuple[Group | Entry, ...] = (*manifest.groups[-1:], *manifest.entries[-1:])
+        self.archived_ms = max((each.last_ms for each in newest), default=0)
+
+    # ---- fragments: cut, carried, listed
+
+    def _begin_uploads(self) -> bool:
+        """Cut the next fragment if it is due; return whether one was cut."""
+        if len(self._uploads) >= IN_FLIGHT or self._stopping:
+            return False
+        store, now = self._store, time.monotonic()
+        limit = store.acknowledged_offset
+        self._position = max(self._position, store.min_physical_offset)
+        if limit <= self._position:
+            self._waiting_since = None
+            if not self._uploads:
+                self._caught_up_ms = store.clock.seen_ms()
+            return False
+        if self._waiting_since is None:
+            self._waiting_since = now
+        is_full = limit - self._position >= FRAGMENT_BYTES
+        if now < self._next_upload or not (is_full or now - self._waiting_since >= self.settings.interval_ms / 1000):
+            return False
+        try:
+            cut = self._cutter.cut(self._position, limit)
+        except LogGone:
+            return True  # the beginning of the log has moved
+        self._waiting_since = now
+        if cut is None:
+            return False
+        quarantined = [(each.physical_offset, each.end_offset) for each in list(store.quarantine.ranges)]
+        blobs = cut.encode(self.settings.compression, quarantined)
+        name = FragmentName(self._writer.epoch, cut.start, cut.end, random_hex())
+        self._position = cut.end
+        upload = _Upload(NewFragment(cut, name, *blobs))
+        self._uploads.append(upload)
+        self._hand_over(upload)
+        rate = self.settings.rate_bytes_max
+        if rate:
+            self._next_upload = max(now, self._next_upload) + (len(blobs[0]) + len(blobs[1])) / rate
+        return True
+
+    def _hand_over(self, upload: _Upload) -> None:
+        upload.under_way, upload.error = True, None
+        self._jobs.put(upload)
+
+    def _carry(self) -> None:
+        """Write the objects of fragments. On a thread of its own."""
+        while (upload := self._jobs.get()) is not None:
+            fragment = upload.fragment
+            try:
+                self._objects.create(fragment.name.idx, fragment.idx)
+                self._objects.create(fragment.name.log, fragment.log)
+                upload.done = True
+            except ObjectError as error:
+                upload.error = error
+            except OSError as error:
+                upload.error = ObjectError(f"cannot write to {self._objects.url}: {error}")
+            upload.under_way = False
+            self.wake()
+
+    def _list_finished(self) -> bool:
+        """Have the manifest list the fragments that have arrived; return whether there were any."""
+        assert self._lineage is not None
+        finished = []
+        for upload in self._uploads:
+            if not upload.done:
+                break
+            finished.append(upload.fragment)
+        if finished:
+            self._lineage.add(finished)
+            for fragment in finished:
+                self._uploads.popleft()
+                self.counts.fragments += 1
+                self.counts.raw_bytes += fragment.cut.raw_bytes
+                self.counts.stored_bytes += len(fragment.log) + len(fragment.idx)
+            self._note_archived()
+            self._runs()
+            self._lineage.seal()
+        failed = [upload for upload in self._uploads if upload.error is not None]
+        if failed:
+            error = failed[0].error
+            assert error is not None
+            self._fails(error)
+            for upload in failed:
+                self._hand_over(upload)
+        return bool(finished)
+
+    def _begin_again(self) -> None:
+        """Forget what was read of the archive. Fragments under way are listed by nobody."""
+        self._lineage = None
+        self._uploads.clear()
+
+    # ---- states
+
+    def _runs(self) -> None:
+        if self.state == UNAVAILABLE:
+            log.warning("the archive %s can be written again", self._objects.url)
+        self.state, self.reason = RUNNING, ""
+        self._pause_s = PAUSE_MIN_S
+
+    def _fails(self, error: Exception) -> None:
+        """Note a failure that may pass, and wait."""
+        self.counts.failures += 1
+        if self.state != UNAVAILABLE:
+            log.warning("the archive %s cannot be written: %s; it is tried again", self._objects.url, error)
+        self.state, self.reason = UNAVAILABLE, str(error)
+        self._retry_at = time.monotonic() + random.uniform(PAUSE_MIN_S, self._pause_s)  # noqa: S311 - only a pause
+        self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+
+    def _stop_for_good(self, error: Exception) -> None:
+        log.error("this broker archives no more: %s", error)
+        self.counts.failures += 1
+        self.state, self.reason = STOPPED, str(error)
+
+    # ---- the log
+
+    def _end_of_file(self, physical_offset: int) -> int:
+        file = self._store.commitlog.queue.find(physical_offset)
+        if file is None:
+            raise LogGone
+        return file.end_offset
+
+    def _read(self, physical_offset: int, buffer: memoryview) -> None:
+        """Read a part of one file, and drop from the page cache what was not in it before."""
+        files = self._store.files
+        file = self._store.commitlog.queue.find(physical_offset)
+        if file is None:
+            raise LogGone
+        at = physical_offset - file.start_offset
+        done = files.read(file.fd, buffer, at, wait=False)
+        if done < len(buffer):
+            read = files.read(file.fd, buffer[done:], at + done, wait=True)
+            if done + read < len(buffer):
+                raise DamagedLog(physical_offset + done + read, "no more bytes in its file")
+            with contextlib.suppress(OSError, AttributeError):  # not on every system
+                os.posix_fadvise(file.fd, at + done, read, os.POSIX_FADV_DONTNEED)
+
+
+STOP_S = 1.0
+"""Time that a stop waits for the thread: it may be in a request that the bucket does not answer."""

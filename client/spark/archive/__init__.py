@@ -1,1 +1,0 @@
-"""The archive source, ``spark.read.format("flintmq-store")``: a CommitLog read by Spark's tasks, no broker."""

@@ -1,0 +1,1 @@
+"""The store source, ``spark.read.format("flintmq-store")``: a CommitLog read by Spark's tasks, no broker."""
