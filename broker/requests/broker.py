@@ -29,6 +29,7 @@ from ..delivery.transactions.checks import TransactionalMessageCheckService
 from ..delivery.transactions.service import TransactionalMessageService
 from ..delivery.writer import RecordWriter
 from ..kernels import short_sends as short_sends_kernel
+from ..kernels.addresses import AVAILABLE
 from ..security.users import AccessTable
 from .counters import Counters, NextQueues
 from .dispatch import DispatchScheduler
@@ -179,9 +180,9 @@ class Broker:
         self.archive: ArchiveService | None = None
         """The writer of the archive; None: there is no archive, or this broker does not lead its set."""
         self.connections = 0
-        self.short_sends = ShortSends(self) if short_sends_kernel.AVAILABLE else None
+        self.short_sends = ShortSends(self) if AVAILABLE else None
         """The short way of PRODUCE frames; None where there is none."""
-        self.short_pops = ShortPops(self) if short_sends_kernel.AVAILABLE else None
+        self.short_pops = ShortPops(self) if AVAILABLE else None
         """The short way of POP_MESSAGE and ACK_MESSAGE frames; None where there is none."""
 
     def _create_delivery(self) -> None:

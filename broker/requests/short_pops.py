@@ -155,6 +155,9 @@ class PopHead:
 class ShortPops(ShortWay):
     """The short way of one broker. Belongs to the event loop."""
 
+    enter_again_after = 8
+    """A group that has just begun, or whose retries wait, is no reason to stay out for long."""
+
     def __init__(self, parts: PopParts) -> None:
         super().__init__(parts.loop)
         self._parts = parts

@@ -11,7 +11,7 @@ import math
 import os
 import select
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     import asyncio
 
     from .connected_client import ResponseQueue
-
-ENTER_AGAIN_AFTER = 8
-"""Number of reads with nothing but served frames after which a connection that has left enters again."""
 
 
 class ShortConnection(Protocol):
@@ -58,6 +55,9 @@ class ShortWay(ABC):
 
     ``connections`` has the row of each connection that may enter, of ``kernel.C_WIDTH`` integers.
     """
+
+    enter_again_after: ClassVar[int] = 64
+    """Number of reads with nothing but served frames after which a connection that has left enters again."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -111,7 +111,7 @@ class ShortWay(ABC):
         fd = self.connections.values[place + kernel.C_FD]
         del self._entered[place]
         connection.responses.leave_short_way = None
-        connection.enter_after = ENTER_AGAIN_AFTER
+        connection.enter_after = self.enter_again_after
         self._epoll.unregister(fd)
         os.close(fd)
         self.settle(place, connection)
