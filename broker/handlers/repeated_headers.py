@@ -33,9 +33,10 @@ from .pull import pull_again
 if TYPE_CHECKING:
     from ...protocol.commands import ProduceRequest
     from ..requests.broker import Broker
-    from ..requests.request import FrameSource, ShortWay
-    from ..requests.short_pops import Fields, PopHead, Settling, ShortPops, Wish
+    from ..requests.request import FrameSource
+    from ..requests.short_pops import PackedFields, PopHead, Settling, ShortPops, Wish
     from ..requests.short_sends import ShortSends
+    from ..requests.short_way import ShortWay
     from ..store import TopicConfig
 
 HEADERS_PER_CONNECTION_MAX = 16
@@ -91,7 +92,7 @@ class RepeatedHeaders:
         """Place of the connection in ``ShortSends``; -1 if it has none."""
         self.served = 0
         """Number of reads in sequence with nothing but frames that a kernel has served, or would serve."""
-        self._pops: dict[tuple[Fields, Wish | Settling], PopHead] = {}
+        self._pops: dict[tuple[PackedFields, Wish | Settling], PopHead] = {}
         """Kept fields of pops and acknowledgements."""
         self._pop_place = -1
         """Place of the connection in ``ShortPops``; -1 if it has none."""
@@ -142,14 +143,14 @@ class RepeatedHeaders:
             header.params = header.params_at(0)  # the handler changes the original
             self._keep(head.fixed, header)
 
-    def pop_fields(self, frame: Frame, count_name: str) -> Fields | None:
+    def pop_fields(self, frame: Frame, count_name: str) -> PackedFields | None:
         """Return the fields of a POP_MESSAGE or ACK_MESSAGE for ``keep_pops``; None if they cannot be kept."""
         broker = self._broker
         if broker.short_pops is None or broker.member is not None or broker.tls is not None or not self._tries_left:
             return None
         return fields_of(frame, count_name)
 
-    def keep_pops(self, fields: Fields, purpose: Wish | Settling) -> None:
+    def keep_pops(self, fields: PackedFields, purpose: Wish | Settling) -> None:
         """Keep the fields of a frame that a broker in no replica set has accepted, unless too many are kept."""
         short_pops = self._broker.short_pops
         assert short_pops is not None, "``pop_fields`` returned some"

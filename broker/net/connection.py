@@ -40,8 +40,9 @@ from ..handlers.registry import (
 from ..handlers.repeated_headers import RepeatedHeaders
 from ..requests.broker import Broker
 from ..requests.connected_client import ConnectedClient, ResponseQueue, encode_error
-from ..requests.request import DeferredRequests, KeptHeaders, Request, ShortWay
+from ..requests.request import DeferredRequests, KeptHeaders, Request
 from ..requests.short_sends import ENTER_AFTER
+from ..requests.short_way import ShortWay
 from ..security.users import FRAME_BYTES_MAX as UNKNOWN_FRAME_BYTES_MAX
 from ..security.users import User, not_authenticated
 

@@ -35,8 +35,8 @@ COMMON_BYTES_MAX = 1_024
 
 if TYPE_CHECKING:
     from ...protocol.frames import Frame
-    from ..requests.request import ShortWay
-    from ..requests.short_pops import Fields, Settling, Wish
+    from ..requests.short_pops import PackedFields, Settling, Wish
+    from ..requests.short_way import ShortWay
 
 
 class _Header:
@@ -108,7 +108,7 @@ class RepeatedSends:
     def pop_fields(self, frame: Frame, count_name: str) -> None:
         """Return None, as for pulls."""
 
-    def keep_pops(self, fields: Fields, purpose: Wish | Settling) -> None:
+    def keep_pops(self, fields: PackedFields, purpose: Wish | Settling) -> None:
         raise AssertionError("no fields are kept")
 
     def short_way(self) -> tuple[ShortWay, int]:

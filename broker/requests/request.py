@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from ..store import TopicConfig
     from .broker import Broker
     from .connected_client import Bytes, ConnectedClient, ResponseQueue
-    from .short_pops import Fields, Settling, Wish
-    from .short_way import ShortConnection
+    from .short_pops import PackedFields, Settling, Wish
+    from .short_way import ShortWay
 
 
 # ---- Deferred requests of one connection: they wait for the dispatch, the disk, messages, or the client to
@@ -186,18 +186,9 @@ Instead: TypeAlias = Callable[[], None] | None
 
 _NO_BODY = bytearray()
 _KEPT_FIELDS = ("group", "topic", "transaction_id", "parked", "drop")
-"""Fields of a refused request that the audit log needs."""
+"""PackedFields of a refused request that the audit log needs."""
 RESPONSE_HEAD_BYTES_MAX = 4096
 """Upper bound for the part of a response before its body."""
-
-
-class ShortWay(Protocol):
-    """Connections that a kernel reads: see ``short_way.ShortWay``. Each has a place."""
-
-    def enter(self, place: int, connection: ShortConnection) -> bool: ...
-    def leave(self, place: int, connection: ShortConnection) -> None: ...
-    def settle(self, place: int, connection: ShortConnection) -> None: ...
-    def waits_since(self, place: int) -> float: ...
 
 
 class KeptHeaders(Protocol):
@@ -229,10 +220,10 @@ class KeptHeaders(Protocol):
         ``params`` may have changed since.
         """
 
-    def pop_fields(self, frame: Frame, count_name: str) -> Fields | None:
+    def pop_fields(self, frame: Frame, count_name: str) -> PackedFields | None:
         """Return the fields of a POP_MESSAGE or ACK_MESSAGE for ``keep_pops``; None if they cannot be kept."""
 
-    def keep_pops(self, fields: Fields, purpose: Wish | Settling) -> None:
+    def keep_pops(self, fields: PackedFields, purpose: Wish | Settling) -> None:
         """Keep the fields of a frame that a broker in no replica set has accepted."""
 
     def short_way(self) -> tuple[ShortWay, int]:

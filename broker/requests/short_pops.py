@@ -111,7 +111,7 @@ class Settling(NamedTuple):
     topic: str
 
 
-class Fields(NamedTuple):
+class PackedFields(NamedTuple):
     """The bytes of a frame's fields, without the count between them; ``default``: the count if the frame has none, else
     -1."""
 
@@ -120,7 +120,7 @@ class Fields(NamedTuple):
     default: int
 
 
-def fields_of(frame: Frame, count_name: str) -> Fields | None:
+def fields_of(frame: Frame, count_name: str) -> PackedFields | None:
     """Return the bytes of a request's fields, without the value of ``count_name``; None if they are not packed in the
     shortest way, which nearly all clients do."""
     if frame.kind != REQUEST or len(frame.fields) >= len(MAPS):
@@ -137,7 +137,7 @@ def fields_of(frame: Frame, count_name: str) -> Fields | None:
     begin = frame.body_at - len(packed)
     if len(packed) > FIELDS_BYTES_MAX or begin < 0 or frame.buffer[begin : frame.body_at] != packed:
         return None
-    return Fields(prefix, suffix, -1) if count >= 0 else Fields(packed, b"", DEFAULT_COUNT)
+    return PackedFields(prefix, suffix, -1) if count >= 0 else PackedFields(packed, b"", DEFAULT_COUNT)
 
 
 class PopHead:
@@ -145,7 +145,7 @@ class PopHead:
 
     __slots__ = ("place", "prefix", "purpose", "suffix")
 
-    def __init__(self, fields: Fields, purpose: Wish | Settling, place: int) -> None:
+    def __init__(self, fields: PackedFields, purpose: Wish | Settling, place: int) -> None:
         self.place = place
         self.purpose = purpose
         self.prefix = np.frombuffer(fields.prefix, np.uint8)
@@ -191,7 +191,7 @@ class ShortPops(ShortWay):
 
     # ---- heads ----
 
-    def keep(self, connection: int, fields: Fields, purpose: Wish | Settling) -> PopHead:
+    def keep(self, connection: int, fields: PackedFields, purpose: Wish | Settling) -> PopHead:
         """Keep a head of the connection with this place."""
         place = self._heads.take()
         head = self._head_of[place] = PopHead(fields, purpose, place)
