@@ -10,6 +10,7 @@ from typing import Any
 from flintmq.broker.archive.lineage import Writer, random_hex
 from flintmq.broker.archive.uploader import ArchiveService
 from flintmq.broker.config import ArchiveSection
+from flintmq.broker.replication.member.tables import archived_tables
 from flintmq.broker.store import MessageStore
 from flintmq.protocol.storage.archive.fragment import decode_index, parse_name, pieces_in
 from flintmq.protocol.storage.archive.manifest import ArchiveManifest, Entry, decode_group, find_newest
@@ -30,7 +31,10 @@ def service_of(
 
     section = ArchiveSection(**{"url": objects.url, "interval_ms": 100, **settings})
     writer = writer or Writer(STORE_ID, "", 0, random_hex(), store.settings.commitlog_file_bytes)
-    return ArchiveService(store, section, objects, writer, lambda function, *arguments: function(*arguments), fatal)
+    tables = archived_tables(store)
+    return ArchiveService(
+        store, section, objects, writer, tables, lambda function, *arguments: function(*arguments), fatal
+    )
 
 
 @contextmanager

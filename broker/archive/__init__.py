@@ -3,3 +3,7 @@
 ``protocol.storage.archive`` has the format. ``cutter`` decides which bytes make the next fragment and derives its
 index, ``lineage`` knows the archive's manifest and changes it, ``uploader`` is the service that drives both.
 """
+
+STARTING, RUNNING, UNAVAILABLE, STOPPED = ARCHIVE_STATES = ("starting", "running", "unavailable", "stopped")
+"""States of the writer: nothing was asked yet; it works; the bucket does not, and is tried again; a person has to
+decide."""

@@ -15,15 +15,18 @@ import random
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from ...protocol.errors import ConfigurationError
 from ...protocol.storage.archive.errors import ArchiveError
 from ...protocol.storage.archive.fragment import FRAGMENT_BYTES, CompressionMissing, FragmentName, check_compression
-from ...protocol.storage.archive.manifest import Entry, Group
+from ...protocol.storage.archive.manifest import ArchiveManifest, Entry, Group
 from ...protocol.storage.archive.objects import ConditionsIgnored, ObjectError, Objects
+from ...protocol.storage.archive.tables import ArchivedTable, encode_table, table_object
 from ..background.loop_work import Service
+from . import RUNNING, STARTING, STOPPED, UNAVAILABLE
 from .cutter import Cutter, DamagedLog
 from .lineage import ArchiveStopped, Lineage, NewFragment, ReadAgain, Writer, random_hex
 
@@ -41,10 +44,10 @@ PAUSE_MIN_S, PAUSE_MAX_S = 0.5, 5.0
 LOOK_S = 0.25
 """Interval at which the service looks for new records; nothing wakes it, so that messages do not pay for it."""
 
-STARTING = "starting"
-RUNNING = "running"
-UNAVAILABLE = "unavailable"
-STOPPED = "stopped"
+TABLES_S = 10.0
+"""Minimum interval at which changed tables are written."""
+STOP_S = 1.0
+"""Time that a stop waits for the thread, which may be in a request that the bucket does not answer."""
 
 
 @dataclass(slots=True)
@@ -55,7 +58,6 @@ class ArchiveCounts:
     raw_bytes: int = 0
     stored_bytes: int = 0
     failures: int = 0
-    requests: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -82,6 +84,22 @@ def open_archive(settings: ArchiveSection) -> Objects:
     return Objects(settings.url, kms_key=settings.kms_key)
 
 
+class TableSource(Protocol):
+    """A table beside the log. ``version``: changes with the table, called on the loop; ``read``: any thread."""
+
+    name: str
+
+    def version(self) -> object:
+        """Return a value that changes with the table."""
+
+    def read(self) -> bytes:
+        """Return the table's content."""
+
+
+class Interrupted(ObjectError):
+    """The broker stops; a request is not tried again."""
+
+
 class LogGone(Exception):
     """Retention deleted a part of the log while it was being read."""
 
@@ -98,14 +116,20 @@ class ArchiveService(Service):
         settings: ArchiveSection,
         objects: Objects,
         writer: Writer,
+        tables: Sequence[TableSource],
         post: Post,
         on_fatal: OnFatal,
     ) -> None:
         super().__init__(post, on_fatal)
         self._store = store
+        self._tables = tables
+        self._table_versions: dict[str, object] = {}
+        """Versions of the tables that are in the archive."""
+        self._next_tables = 0.0
         self.settings = settings
         """May be replaced at any time, except for the URL."""
         self._objects = objects
+        objects.on_trouble = self._troubled
         self._writer = writer
         self._lineage: Lineage | None = None
         self._cutter = Cutter(self._read, self._end_of_file)
@@ -141,9 +165,19 @@ class ArchiveService(Service):
         return max(now_ms - since, 0) if since else 0
 
     @property
-    def lineage(self) -> Lineage | None:
-        """The archive, None until it was read. Only its manifest may be looked at by other threads."""
-        return self._lineage
+    def url(self) -> str:
+        """Where the archive is."""
+        return self._objects.url
+
+    @property
+    def manifest(self) -> ArchiveManifest | None:
+        """The newest version of the manifest; None until it was read."""
+        lineage = self._lineage
+        return lineage.manifest if lineage is not None else None
+
+    def requests(self) -> dict[str, int]:
+        """Return the number of requests to the bucket since the broker started, by verb."""
+        return dict(self._objects.requests)
 
     # ---- the service
 
@@ -172,6 +206,7 @@ class ArchiveService(Service):
                 self._open()
             more = self._list_finished()
             more |= self._begin_uploads()
+            self._save_tables()
         except ReadAgain as error:
             log.info("%s", error)
             self._begin_again()
@@ -305,12 +340,45 @@ class ArchiveService(Service):
                 self._hand_over(upload)
         return bool(finished)
 
+    # ---- tables
+
+    def _save_tables(self) -> None:
+        """Write the tables that have changed, if it is time."""
+        now = time.monotonic()
+        if now < self._next_tables or self._stopping:
+            return
+        versions = self._versions()
+        changed = [table for table in self._tables if self._table_versions.get(table.name) != versions.get(table.name)]
+        contents = [(table.name, table.read()) for table in changed]
+        # Taken after the tables, which therefore refer to nothing beyond it.
+        start, at_ms = self._store.write_offset, self._store.clock.seen_ms()
+        for name, content in contents:
+            self._objects.put(table_object(start, name), encode_table(ArchivedTable(name, start, at_ms, content)))
+            self._table_versions[name] = versions[name]
+        self._next_tables = now + max(self.settings.interval_ms / 1000, TABLES_S)
+
+    def _versions(self) -> dict[str, object]:
+        """Return the tables' versions, which belong to the loop; none if it is not there any more."""
+        answers: queue.SimpleQueue[dict[str, object]] = queue.SimpleQueue()
+        self._call_on_loop(lambda: answers.put({table.name: table.version() for table in self._tables}))
+        with contextlib.suppress(queue.Empty):
+            return answers.get(timeout=STOP_S)
+        return dict(self._table_versions)
+
     def _begin_again(self) -> None:
         """Forget what was read of the archive. Fragments under way are listed by nobody."""
         self._lineage = None
         self._uploads.clear()
 
     # ---- states
+
+    def _troubled(self, reason: str) -> None:
+        """Note that a request failed and is about to be tried again."""
+        if self._stopping:
+            raise Interrupted(f"{reason}; the broker stops")
+        self.counts.failures += 1
+        if self.state != STOPPED:
+            self._says_unavailable(reason)
 
     def _runs(self) -> None:
         if self.state == UNAVAILABLE:
@@ -320,12 +388,17 @@ class ArchiveService(Service):
 
     def _fails(self, error: Exception) -> None:
         """Note a failure that may pass, and wait."""
+        if self._stopping:
+            return
         self.counts.failures += 1
-        if self.state != UNAVAILABLE:
-            log.warning("the archive %s cannot be written: %s; it is tried again", self._objects.url, error)
-        self.state, self.reason = UNAVAILABLE, str(error)
+        self._says_unavailable(str(error))
         self._retry_at = time.monotonic() + random.uniform(PAUSE_MIN_S, self._pause_s)  # noqa: S311 - only a pause
         self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+
+    def _says_unavailable(self, reason: str) -> None:
+        if self.state != UNAVAILABLE:
+            log.warning("the archive %s cannot be written: %s; it is tried again", self._objects.url, reason)
+        self.state, self.reason = UNAVAILABLE, reason
 
     def _stop_for_good(self, error: Exception) -> None:
         log.error("this broker archives no more: %s", error)
@@ -354,7 +427,3 @@ class ArchiveService(Service):
                 raise DamagedLog(physical_offset + done + read, "no more bytes in its file")
             with contextlib.suppress(OSError, AttributeError):  # not on every system
                 os.posix_fadvise(file.fd, at + done, read, os.POSIX_FADV_DONTNEED)
-
-
-STOP_S = 1.0
-"""Time that a stop waits for the thread: it may be in a request that the bucket does not answer."""

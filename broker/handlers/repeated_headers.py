@@ -80,11 +80,10 @@ class _PullHeader:
 class RepeatedHeaders:
     """The kept headers of one connection, by the constant part of their bytes."""
 
-    __slots__ = ("_broker", "_pop_place", "_pops", "_short_sends", "_tries_left", "_way", "headers", "place", "served")
+    __slots__ = ("_broker", "_pop_place", "_pops", "_tries_left", "_way", "headers", "place", "served")
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._short_sends = broker.short_sends
         self._tries_left = TRIES_MAX
         self.headers: dict[bytes, ShortHead | _PullHeader] = {}
         """Kept headers by their constant part; if it is empty, ``handle`` need not be called."""
@@ -104,7 +103,7 @@ class RepeatedHeaders:
 
         Does nothing if the head is not packed as ``ProduceHead`` packs it, or if too many are kept.
         """
-        short_sends = self._short_sends
+        short_sends = self._broker.short_sends
         if short_sends is None or not self._tries_left:
             return
         self._tries_left -= 1
@@ -229,7 +228,7 @@ class RepeatedHeaders:
         return True
 
     def _produce(self, connection: FrameSource) -> int:
-        parser, short_sends = connection.parser, self._short_sends
+        parser, short_sends = connection.parser, self._broker.short_sends
         assert short_sends is not None, "heads are kept"
         frames = short_sends.serve(self.place, parser.buffer, parser.start, parser.end, connection.responses)
         if not frames:
@@ -252,9 +251,10 @@ class RepeatedHeaders:
     def clear(self) -> None:
         """Forget all headers; the connection is closed."""
         self._broker.counters.kept_headers -= len(self.headers)
-        if self.place >= 0 and self._short_sends is not None:
+        short_sends = self._broker.short_sends
+        if self.place >= 0 and short_sends is not None:
             heads = [header for header in self.headers.values() if isinstance(header, ShortHead)]
-            self._short_sends.forget(self.place, heads)
+            short_sends.forget(self.place, heads)
             self.place = -1
         self.headers.clear()
         if self._pop_place >= 0 and self._broker.short_pops is not None:

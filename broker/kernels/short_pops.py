@@ -14,7 +14,7 @@ import numpy as np
 from ...protocol.commands import ACK_MESSAGE, POP_COUNT_MAX, POP_MESSAGE, RECEIPT_STRUCT, RECEIPTS_MAX
 from ...protocol.errors import SUCCESS
 from ...protocol.frames import ARRAY_OF_4, LENGTHS_BYTES, MAPS, REQUEST, RESPONSE, UINT32
-from ...protocol.storage.arrays.jit import bytes_array, i64, i64_array, inlined, kernel
+from ...protocol.storage.arrays.jit import bytes_array, i64, i64_array, inlined, is_compiled, kernel
 from ...protocol.storage.arrays.words import copy_bytes, load_be32, load_be64, store_be16, store_be32, store_be64
 from ...protocol.storage.layout import RECORD
 from .addresses import AVAILABLE
@@ -436,3 +436,8 @@ if AVAILABLE:
             if sent != size:
                 unsent += 1
         return unsent
+
+
+def is_ready() -> bool:
+    """Return whether the kernels of this module can be called: they are compiled."""
+    return AVAILABLE and is_compiled(receive) and is_compiled(share) and is_compiled(answer)

@@ -26,7 +26,7 @@ from ...protocol.frames import (
     REQUEST_START,
     encode_produce_answer,
 )
-from ...protocol.storage.arrays.jit import i64, i64_array, inlined, kernel
+from ...protocol.storage.arrays.jit import i64, i64_array, inlined, is_compiled, kernel
 from ...protocol.storage.arrays.words import copy_bytes, load_be32, load_be64, store_be32, store_be64
 from ...protocol.storage.layout import BLANK_BYTES_MIN
 from .addresses import AVAILABLE
@@ -103,8 +103,8 @@ S_FILE = 23
 """Descriptor of the log's file; -1: the caller writes the records."""
 S_FILE_AT = 24
 """Position of the next record in the file."""
-S_ANSWERS = 25
-"""1: send answers that need not wait once their records are written; 0: the caller does."""
+S_AWAITED = 25
+"""1 if clients wait for messages of any queue."""
 S_STORE_MS = 26
 S_NOW_MS = 27
 """Monotonic time, which sequences are kept awake by."""
@@ -136,9 +136,11 @@ R_WAITING = 43
 """Number of frames whose answers wait for a flush."""
 R_LEFT = 44
 """Number of reads with bytes that were not taken."""
-R_RUNS = 45
+R_AWAITED = 45
+"""Number of frames that clients may wait for."""
+R_RUNS = 46
 """Number of runs that began."""
-S_LENGTH = 46
+S_LENGTH = 47
 
 # Columns of a connection.
 C_FD = 0
@@ -172,6 +174,13 @@ HEAD_OWNER = 9
 """Number of the producer's sequence: the row may have become another's."""
 HEAD_SYNC = 10
 HEAD_WIDTH = 11
+
+# Columns of a queue's row among the queue offsets.
+O_NEXT = 0
+"""Queue offset of its next message; -1: unknown since the start, or since a follower's log was copied."""
+O_AWAITED = 1
+"""1 if a held pull waits for the queue."""
+O_WIDTH = 2
 
 # Columns of a topic.
 T_NEXT = 0
@@ -244,11 +253,13 @@ F_WAITS = 9
 F_BODY_BYTES = 10
 F_RUN = 11
 """1 if the frame begins a run of its sequence."""
-F_NEXT = 12
+F_AWAITED = 12
+"""1 if a client may wait for messages of the queue."""
+F_NEXT = 13
 """First of the sequence's columns as they were before the frame."""
 F_BEFORE = 5
 """Number of these columns."""
-F_WIDTH = 17
+F_WIDTH = 18
 
 # Columns of a report: the run that begins with a frame and finds no room (``REPORT_NEW`` 1), or the first frame of a
 # producer for a while.
@@ -379,9 +390,9 @@ if AVAILABLE:
             return 0
         if queue < 0:
             queue = topics[topic + T_NEXT] % topics[topic + T_QUEUES]
-        queue_offset = integers_at(state[S_ENDS], MANY)[topics[topic + T_ENDS] + queue]
+        queue_offset = integers_at(state[S_ENDS], MANY)[topics[topic + T_ENDS] + queue * O_WIDTH + O_NEXT]
         if queue_offset < 0:
-            return 0  # unknown since the start, or since a follower's log was copied
+            return 0
 
         numbers = integers_at(heads[head + HEAD_NUMBERS], N_LENGTH)
         numbers[N_BODY_AT] = body_at
@@ -477,7 +488,10 @@ if AVAILABLE:
         topic = heads[head + HEAD_TOPIC]
         if heads[head + HEAD_QUEUE] < 0:
             topics[topic + T_NEXT] = queue + 1
-        ends[topics[topic + T_ENDS] + queue] = frames[frame + F_OFFSET] + count
+        row = topics[topic + T_ENDS] + queue * O_WIDTH
+        ends[row + O_NEXT] = frames[frame + F_OFFSET] + count
+        frames[frame + F_AWAITED] = state[S_AWAITED] | ends[row + O_AWAITED]
+        state[R_AWAITED] += frames[frame + F_AWAITED]
         if topics[topic + T_FRAMES] == 0:
             integers_at(state[S_TOUCHED], TOPICS_MAX)[state[R_TOUCHED]] = head
             state[R_TOUCHED] += 1
@@ -647,8 +661,9 @@ if AVAILABLE:
         """Serve the connections of an epoll set that are ready, or given bytes of one; return the number of frames.
 
         Fills the tables of reads, frames, reports and touched topics, the buffers of records and answers, and ``R_…``.
-        While it may write and answer by itself, it goes on with those that are ready by then: what the caller does once
-        a turn is shared by more frames.
+        Of an epoll set, it also sends the answers that need not wait once their records are written, unless a client
+        may wait for one of the messages, who gets it first. Then it goes on with the connections that are ready by now:
+        what the caller does once a turn is shared by more frames.
         """
         for k in range(R_READS, S_LENGTH):
             state[k] = 0
@@ -664,7 +679,7 @@ if AVAILABLE:
         while True:
             before = state[R_READS]
             _read_ready(state)
-            if not _write_records(state) or state[S_ANSWERS] == 0:
+            if not _write_records(state) or state[R_AWAITED] > 0:
                 break
             _send_answers(state)
             if (
@@ -684,3 +699,8 @@ if AVAILABLE:
         """
         _send_answers(state)
         return state[R_UNSENT]
+
+
+def is_ready() -> bool:
+    """Return whether ``serve`` and ``send`` can be called: they are compiled."""
+    return AVAILABLE and is_compiled(serve) and is_compiled(send)

@@ -260,7 +260,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         incomplete = False
         responses.running = True
         responses.turn_began = began = time.monotonic()
-        self.broker.dispatch.sharing.turn(self, began)
+        if not self.peer.follower:  # or its reports would make a single producer one of several
+            self.broker.dispatch.sharing.turn(self, began)
         try:
             while not self.stops and (begin := parser.start) != parser.end:
                 if repeated.headers and (served := repeated.handle(self, began)):

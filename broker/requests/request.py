@@ -21,7 +21,7 @@ from ..background.held_pulls import HELD_PULL_BYTES, Share, Shares
 from ..background.loop_work import called_back
 from ..config import BUSY_RETRY_AFTER_MS
 from ..security.audit import Author
-from ..store import WouldBlock
+from ..store import InArchive, WouldBlock
 from .connected_client import encode_error
 
 if TYPE_CHECKING:
@@ -485,11 +485,11 @@ class Request:
         if self.broker.send_memory.may_read(self.responses):
             try:
                 result = read(True)
-            except WouldBlock:
+            except WouldBlock as where:
                 if instead is not None and self.deferred.reads_must_wait():
                     instead()
                 else:
-                    self.begin(late(self._read_cold(read)))
+                    self.begin(late(self._read_cold(read, where)))
             else:
                 done(result)
         elif instead is not None:
@@ -579,15 +579,15 @@ class Request:
             await called_back(changes.when_saved)
 
     async def read(self, read: Callable[[bool], T]) -> T:
-        """Return ``read(True)``; if that would block, ``read(False)`` of a reader thread.
+        """Return ``read(True)``; if that would block, ``read(False)`` of a reader thread, or of one of the archive's.
 
         Waits first until there is memory for a response. Raises ``SystemBusy`` if too many requests wait.
         """
         await self._memory()
         try:
             return read(True)
-        except WouldBlock:
-            return await self._read_cold(read)
+        except WouldBlock as where:
+            return await self._read_cold(read, where)
 
     async def _memory(self) -> None:
         """Wait until there is memory for a response."""
@@ -597,24 +597,29 @@ class Request:
             await called_back(memory.wait)
             self.check_client()
 
-    async def _read_cold(self, read: Callable[[bool], T]) -> T:
-        """Return ``read(False)`` of a reader thread."""
+    async def _read_cold(self, read: Callable[[bool], T], where: WouldBlock) -> T:
+        """Return ``read(False)`` of a reader thread, or of one of the archive's if ``where`` says so."""
         broker, deferred = self.broker, self.deferred
         while True:
+            archive = broker.archived_reads if isinstance(where, InArchive) else None
+            gate = broker.cold_reads if archive is None else archive.gate
+            threads = broker.readers if archive is None else archive.threads
             await deferred.cold_read()
             try:
                 self.check_client()
-                await called_back(lambda done: broker.cold_reads.when_free(done))
+                await called_back(gate.when_free)
                 try:
                     self.check_client()
                     # Otherwise memory became short while it waited for the thread, which is for another read.
                     if broker.send_memory.may_read(self.responses):
-                        result = await self.in_reader(lambda: read(False))
+                        result = await broker.loop.run_in_executor(threads, read, False)
                         self.check_client()
                         return result
+                except InArchive as signal:
+                    where = signal
                 finally:
                     # Later, when the result is counted: see ``ColdReads``.
-                    broker.loop.call_soon(broker.cold_reads.release)
+                    broker.loop.call_soon(gate.release)
             finally:
                 deferred.cold_reads -= 1
                 broker.loop.call_soon(deferred.run_waiting)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from ...protocol.commands import ProduceRequest
     from ...protocol.errors import BrokerError
     from ..background.flush import FlushService
+    from ..background.held_pulls import PullRequestHoldService
     from ..budgets import InFlightBudget
     from ..config import LimitsSection
     from ..delivery.deduplication import ProducerSequences
@@ -67,6 +68,7 @@ class SendParts(Protocol):
     next_queues: NextQueues
     counters: Counters
     dispatch: DispatchScheduler
+    holds: PullRequestHoldService
     flush: FlushService
     in_flight: InFlightBudget
     limits: LimitsSection
@@ -149,7 +151,8 @@ class ShortSends(ShortWay):
             self.state[slot] = table.address
         self._read()
         store = parts.store
-        store.topics.on_change = store.append_offsets.on_move = self.retire_topic
+        store.topics.on_change, store.append_offsets.on_move = self.retire_topic, self._moved
+        parts.holds.on_awaited = store.append_offsets.await_messages
 
     # ---- heads ----
 
@@ -184,6 +187,13 @@ class ShortSends(ShortWay):
         topics[topic + kernel.T_QUEUES] = config.write_queues
         topics[topic + kernel.T_ENDS] = ends
         values[head.place + kernel.HEAD_TOPIC] = topic
+
+    def _moved(self, topic: str, queues: int) -> None:
+        """Retire the heads of a topic whose rows have moved, and note again who waits for its queues."""
+        self.retire_topic(topic)
+        for queue in range(queues):
+            if (topic, queue) in self._parts.holds.by_queue:
+                self._parts.store.append_offsets.await_messages(topic, queue, True)
 
     def retire_topic(self, topic: str) -> None:
         """Take no frame for a topic until the general way has accepted one with the same head."""
@@ -230,6 +240,7 @@ class ShortSends(ShortWay):
         state[kernel.S_ROOM] = min(file.allocated - state[kernel.S_FILE_AT], kernel.LOG_BYTES)
         state[kernel.S_STORE_MS] = commitlog.next_store_ms()
         state[kernel.S_NOW_MS] = int(began * 1000)
+        state[kernel.S_AWAITED] = parts.dispatch.may_wait_for_any()
         state[kernel.S_FRAME_BYTES_MAX] = parts.produce_frame_bytes_max
         state[kernel.S_IN_FLIGHT] = in_flight
         state[kernel.S_SYNC] = parts.sync
@@ -248,7 +259,6 @@ class ShortSends(ShortWay):
         state[kernel.S_ROW], state[kernel.S_AT], state[kernel.S_SIZE] = place, start, end - start
         waiting_max = self._parts.limits.connection_in_flight_bytes_max
         state[kernel.S_WAITING_MAX] = waiting_max - responses.unflushed_bytes
-        state[kernel.S_ANSWERS] = 0
         if kernel.serve(self._array):
             self._store(began)
         self.connections.values[place + kernel.C_WAITING] = 0  # it is the queue of responses that counts them
@@ -308,7 +318,7 @@ class ShortSends(ShortWay):
             traffic.messages += topics[place + kernel.T_MESSAGES]
             traffic.bytes += topics[place + kernel.T_BYTES]
             topics[place + kernel.T_FRAMES] = topics[place + kernel.T_MESSAGES] = topics[place + kernel.T_BYTES] = 0
-        if parts.dispatch.has_waiting():
+        if state[kernel.R_AWAITED]:
             self._tell_waiting()
         else:
             parts.dispatch.appended_unawaited()
@@ -316,6 +326,8 @@ class ShortSends(ShortWay):
     def _tell_waiting(self) -> None:
         state, frames, out = self.state, self.frames.values, self.out.values
         for frame in range(0, state[kernel.R_FRAMES] * kernel.F_WIDTH, kernel.F_WIDTH):
+            if not frames[frame + kernel.F_AWAITED]:
+                continue
             end = frames[frame + kernel.F_OUT] + frames[frame + kernel.F_OUT_BYTES]
             appended = Appended(
                 frames[frame + kernel.F_OFFSET],
@@ -339,7 +351,8 @@ class ShortSends(ShortWay):
             state[kernel.R_FRAMES] -= 1
             head, queue = frames[frame + kernel.F_HEAD], frames[frame + kernel.F_QUEUE]
             topic = heads[head + kernel.HEAD_TOPIC]
-            ends[topics[topic + kernel.T_ENDS] + queue] = frames[frame + kernel.F_OFFSET]
+            row = topics[topic + kernel.T_ENDS] + queue * kernel.O_WIDTH
+            ends[row + kernel.O_NEXT] = frames[frame + kernel.F_OFFSET]
             topics[topic + kernel.T_FRAMES] -= 1
             topics[topic + kernel.T_MESSAGES] -= frames[frame + kernel.F_COUNT]
             topics[topic + kernel.T_BYTES] -= frames[frame + kernel.F_BODY_BYTES]
@@ -411,7 +424,8 @@ class ShortSends(ShortWay):
     def _not_sent(self, place: int) -> bytes:
         """Return the connection's answers of the present turn that need not wait, and send them no more."""
         reads = self.reads.values
-        for read in range(0, self.state[kernel.R_READS] * kernel.E_WIDTH, kernel.E_WIDTH):
+        for number in range(self.state[kernel.R_ANSWERED], self.state[kernel.R_READS]):
+            read = number * kernel.E_WIDTH
             if reads[read + kernel.E_ROW] == place and not reads[read + kernel.E_WAITS]:
                 at, size = reads[read + kernel.E_OUT], reads[read + kernel.E_OUT_BYTES]
                 reads[read + kernel.E_OUT_BYTES] = 0
@@ -435,8 +449,6 @@ class ShortSends(ShortWay):
         state[kernel.S_EPOLL] = self._epoll.fileno()
         state[kernel.S_INPUT] = self._slots.address
         state[kernel.S_WAITING_MAX] = parts.limits.connection_in_flight_bytes_max
-        # Those that wait for messages come before the senders.
-        state[kernel.S_ANSWERS] = not parts.dispatch.has_waiting()
         kernel.serve(self._array)
         try:
             self._end_turn(began)
@@ -479,7 +491,7 @@ class ShortSends(ShortWay):
             self._answers.append(answers)
             parts.in_flight.bytes += answers.counted
         if parts.dispatch.awaited:
-            self._is_unsent = state[kernel.R_ANSWERED] == 0
+            self._is_unsent = state[kernel.R_ANSWERED] < state[kernel.R_READS]
             parts.dispatch.serve_waiting()  # before the senders' answers
             self._is_unsent = False
         if state[kernel.R_UNSENT]:

@@ -21,7 +21,7 @@ from ..kernels import dispatch as kernel
 from .derivation import Derivation, may_be_queue
 from .errors import CorruptLog, DamagedRecord
 from .queues import UNIT_DTYPE, ConsumeQueue, is_filling
-from .tables.store_state import Snapshot
+from .tables.store_state import FOREVER, Snapshot
 
 if TYPE_CHECKING:
     from .files.mapped_file import MappedFile
@@ -288,6 +288,7 @@ class DerivedFiles:
                 return 0
             index_count = self._index.expired(log_start)
             index_names = [file.path.name for file in self._index.files[index_count:]]
+            self._index.sync_names()  # of a file that has become the newest since
             # The state first: after a stop in between, it must not list files that are gone.
             if not self._fits(lambda: self._state.log_begins_at(log_start, index_names)):
                 log.error(
@@ -468,22 +469,27 @@ class ProducerRuns:
         """Return the rows as runs, without those of topics that no longer exist."""
         view = file.array().data
         runs = []
+        # The same text object each time, because thousands of runs refer to it.
         texts: dict[bytes, str] = {}
+        existing: dict[bytes, tuple[str, int]] = {}
         for at, prefix_at, first, count, asked_at, asked, topic_at, topic, queue, queue_offset in rows.tolist():
-            asked_topic = _text(texts, view[asked_at : asked_at + asked])
-            if self._topics.get(asked_topic) is None:
+            name = bytes(view[asked_at : asked_at + asked])
+            if name not in existing:
+                existing[name] = self._existing(_text(texts, name))
+            asked_topic, begins = existing[name]
+            if file.start_offset + at < begins:
                 continue
-            if file.start_offset + at < self._state.deleted_below(asked_topic):
-                continue
-            prefix = _text(texts, view[prefix_at : prefix_at + sequences.PREFIX_DIGITS])
-            stored_in = asked_topic if topic_at == asked_at else _text(texts, view[topic_at : topic_at + topic])
+            prefix = _text(texts, bytes(view[prefix_at : prefix_at + sequences.PREFIX_DIGITS]))
+            stored_in = asked_topic if topic_at == asked_at else _text(texts, bytes(view[topic_at : topic_at + topic]))
             runs.append(StoredRun(prefix, asked_topic, first, count, stored_in, queue, queue_offset))
         return runs
 
+    def _existing(self, topic: str) -> tuple[str, int]:
+        """Return a topic and the physical offset at which it begins; one beyond all records if it does not exist."""
+        return topic, FOREVER if self._topics.get(topic) is None else self._state.deleted_below(topic)
 
-def _text(texts: dict[bytes, str], view: memoryview) -> str:
-    """Return a prefix or a topic's name, the same object each time, because thousands of runs refer to it."""
-    blob = bytes(view)
+
+def _text(texts: dict[bytes, str], blob: bytes) -> str:
     text = texts.get(blob)
     if text is None:
         text = texts[blob] = blob.decode("utf-8", "replace")

@@ -180,7 +180,7 @@ class MessageStore:
                 self._checkpoint.warn_of_lost_mark()
         mark = self._checkpoint.mark
         self.commitlog.queue.load(sizes.get(LOG_SIZE), mark.flushed_offset if mark is not None else 0)
-        queue_problems = self.queues.load(sizes.get(QUEUE_SIZE))
+        queue_problems = self.queues.load(sizes.get(QUEUE_SIZE), keep_ends=True)
         index_problem = self.index.load((sizes[SLOTS], sizes[ENTRIES]) if SLOTS in sizes and ENTRIES in sizes else None)
         loaded = LoadedStore(
             self.commitlog,
@@ -197,6 +197,7 @@ class MessageStore:
         )
         recovery = Recovery(loaded, progress, self._begin_changes, rebuild=rebuild, verify_all=verify_all)
         report = recovery.run()
+        self.queues.forget_ends()
         self.clock.begin(self.commitlog.last_store_ms, self.write_offset)
         if not clean:
             # The crash may have taken messages that were consumed and committed: new ones get their queue offsets.

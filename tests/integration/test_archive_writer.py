@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from flintmq.broker.archive import uploader
 from flintmq.broker.archive.lineage import Writer
 from flintmq.broker.store import MessageStore
 from flintmq.client import Message, Producer
 from flintmq.protocol.storage.archive.objects import Objects
+from flintmq.protocol.storage.archive.tables import ArchivedTable, decode_table, parse_table_object, table_object
 from tests.conftest import BrokerFactory
 from tests.group_tools import until
 from tests.object_server import FaultyStore, ObjectServer
@@ -191,3 +194,33 @@ def test_what_retention_deleted_before_it_was_archived_is_a_named_gap(store: Mes
     assert (gap.start, gap.end) == (end, store.min_physical_offset)
     assert "retention" in gap.reason
     assert manifest.end == store.write_offset
+
+
+def test_tables_are_there_as_they_were_at_a_position_of_the_log(
+    store: MessageStore, objects: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploader, "TABLES_S", 0.05)
+    store.flush()
+    store.consumer_offsets.commit("billing", "orders", 0, 7)
+    with archiving(store, objects) as service:
+        until(lambda: "config/consumerOffset.json" in tables_in(objects), "the tables")
+        until(lambda: has_all(store, service), "the archive")
+        held = tables_in(objects)
+        assert json.loads(held["topics"].content)["topics"].keys() == {"orders"}
+        offsets = held["config/consumerOffset.json"]
+        assert json.loads(offsets.content)["offsetTable"] == {"orders@billing": {"0": 7}}
+        assert offsets.start == store.write_offset
+        # Only what has changed is written again, at its new place.
+        before = {each.name for each in objects.list("tables")}
+        put(store, "orders", 0, plain(5))
+        store.consumer_offsets.commit("billing", "orders", 0, 9)
+        until(lambda: tables_in(objects)["config/consumerOffset.json"].start == store.write_offset, "the offsets")
+        added = {each.name for each in objects.list("tables")} - before
+        assert added == {table_object(store.write_offset, "config/consumerOffset.json")}
+
+
+def tables_in(objects: Objects) -> dict[str, ArchivedTable]:
+    """Return the newest of each table."""
+    tables = [decode_table(objects.get(each.name), each.name) for each in objects.list("tables")]
+    assert all(parse_table_object(table_object(table.start, table.name)) for table in tables)
+    return {table.name: table for table in sorted(tables, key=lambda table: table.start)}

@@ -19,11 +19,11 @@ from ...checked_json import CHECKSUM_KEY, encode_checked, take_checksum
 from .checked import Bytes, known_format, pack_checked, unpack_checked
 from .errors import CorruptObject
 from .fragment import FragmentName
+from .objects import IDENTITY as IDENTITY
 
 FORMAT = 1
 GROUP_ENTRIES = 1_024
 """Entries of a group."""
-IDENTITY = "archive.json"
 LATEST = "manifest/LATEST"
 VERSIONS = "manifest/"
 _MAGIC = b"FLINTMFT"

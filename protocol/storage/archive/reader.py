@@ -143,6 +143,15 @@ class ArchiveReader:
         """The version that was read last; the newest one at first. Two requests, if no writer is at work."""
         return self._manifest or self.refresh()
 
+    @property
+    def known(self) -> ArchiveManifest | None:
+        """The version that was read last; None if none was."""
+        return self._manifest
+
+    def use(self, manifest: ArchiveManifest) -> None:
+        """Take a version that somebody else has read or written."""
+        self._manifest = manifest
+
     def refresh(self) -> ArchiveManifest:
         """Read the newest version of the manifest, and return it."""
 
