@@ -251,9 +251,9 @@ class ArchivedReads:
         if records is not None:
             read_count = min(max(max_count, FILTERED_RECORDS_MIN), FILTERED_RECORDS_MAX)
             read_bytes = FILTERED_BYTES_MAX
+        units = units[: read_count if tags is None else FILTERED_UNITS_MAX]
         rows = np.arange(len(units))
         if tags is not None:
-            units = units[:FILTERED_UNITS_MAX]
             rows = np.flatnonzero(np.isin(units["tags_code"], list(tags)))
         rows = rows[_readable(units["physical_offset"][rows], fragment.head.quarantined)]
         sizes = units["size"][rows].astype(np.int64)
