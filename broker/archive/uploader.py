@@ -33,6 +33,7 @@ from ...protocol.storage.archive.keys import run_bytes
 from ...protocol.storage.archive.manifest import GROUPS, KEY_RUNS, VERSIONS, ArchiveManifest, Entry, Group, decode_group
 from ...protocol.storage.archive.objects import ConditionsIgnored, ObjectError, Objects
 from ...protocol.storage.archive.tables import TABLES, ArchivedTable, encode_table, table_object
+from ...protocol.storage.arrays.jit import interpreted_count
 from ..background.loop_work import Service
 from . import RUNNING, STARTING, STOPPED, UNAVAILABLE
 from .cutter import Cutter, DamagedLog
@@ -59,6 +60,8 @@ LOOK_S = 0.25
 
 TABLES_S = 10.0
 """Minimum interval at which changed tables are written."""
+COMPILED_S = 300.0
+"""Time after which the kernels are taken for impossible to compile here."""
 CARE_AGAIN_S = 60.0
 """Pause after merging or sweeping has failed."""
 SWEEP_S = 600.0
@@ -172,6 +175,7 @@ class ArchiveService(Service):
         self._replaced: list[tuple[float, list[str]]] = []
         """Objects of merged fragments, and from when on no reader needs them, by ``time.monotonic``. A restart forgets
         them; then they are orphans."""
+        self._began = time.monotonic()
         self._next_care = 0.0
         self._next_sweep = time.monotonic() + SWEEP_S
         self._next_orphans = self._next_sweep
@@ -316,7 +320,7 @@ class ArchiveService(Service):
 
     def _begin_uploads(self) -> bool:
         """Cut the next fragment if it is due; return whether one was cut."""
-        if len(self._uploads) >= IN_FLIGHT or self._stopping:
+        if len(self._uploads) >= IN_FLIGHT or self._stopping or self._waits_for_kernel():
             return False
         store, now = self._store, time.monotonic()
         limit = store.acknowledged_offset
@@ -349,6 +353,10 @@ class ArchiveService(Service):
         if rate:
             self._next_upload = max(now, self._next_upload) + (len(blobs[0]) + len(blobs[1])) / rate
         return True
+
+    def _waits_for_kernel(self) -> bool:
+        """Return whether the kernel is being compiled. Interpreted, it would hold the GIL, and messages would wait."""
+        return interpreted_count() > 0 and time.monotonic() - self._began < COMPILED_S
 
     def _hand_over(self, upload: _Upload) -> None:
         upload.under_way, upload.error = True, None
