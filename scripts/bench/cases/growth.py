@@ -188,6 +188,7 @@ MESSAGES_A_CONNECTION = 5_000
 """Minimum number of messages that each connection sends; each topic gets at least one from each."""
 WARM_UP_A_CONNECTION = 500
 IDLE_SECONDS = 10.0
+QUICK_IDLE_SECONDS = 0.1
 
 
 def _grow_topics(bench: Bench) -> Sized:
@@ -226,7 +227,7 @@ def of_topics(bench: Bench, count: int) -> Sample:
             sample["memory"] = anonymous_bytes(broker.pid) / 1e6
             sample["sdk_cpu"] = _sdk_cpu(broker, clients, turned, warm_up, messages)
             broker.wait_until_caught_up()
-            sample["idle"] = idle_percent(broker.pid)
+            sample["idle"] = idle_percent(bench, broker.pid)
         with Broker(store, "async") as broker:
             sample["start"] = broker.start_seconds
     return sample
@@ -245,10 +246,10 @@ def _sdk_cpu(broker: Broker, clients: list[RawClient], topics: list[list[str]], 
     return watch.broker_cpu_seconds() * 1e6 / len(result.taken)
 
 
-def idle_percent(pid: int) -> float:
+def idle_percent(bench: Bench, pid: int) -> float:
     """Return the percentage of one processor that a broker takes while nobody sends."""
     watch = Stopwatch(pid)
-    time.sleep(IDLE_SECONDS)
+    time.sleep(QUICK_IDLE_SECONDS if bench.quick else IDLE_SECONDS)
     return watch.broker_cpu_seconds() / watch.seconds() * 100
 
 
@@ -325,7 +326,7 @@ def of_idle_connections(bench: Bench, count: int) -> Sample:
         with connected(broker.address, count):
             return {
                 "idle_memory": (anonymous_bytes(broker.pid) - before) / count / 1024,
-                "idle": idle_percent(broker.pid),
+                "idle": idle_percent(bench, broker.pid),
             }
 
 
