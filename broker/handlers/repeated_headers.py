@@ -35,8 +35,11 @@ if TYPE_CHECKING:
     from ..store import TopicConfig
 
 HEADERS_PER_CONNECTION_MAX = 16
-"""Maximum number of headers that one connection keeps."""
-TRIES_MAX = 1_024
+"""Number of headers that each connection may keep."""
+MORE_HEADERS_MAX = 1_024
+"""Maximum number of headers that one connection keeps, for many topics, while fewer than half of ``HEADERS_MAX`` are
+kept: the other half is for connections with few."""
+TRIES_MAX = 2 * MORE_HEADERS_MAX
 """Maximum number of headers that a connection tries to keep: not every client packs them as ``ProduceHead`` and
 ``PullHead`` do."""
 HEADERS_MAX = 8_192
@@ -134,12 +137,13 @@ class RepeatedHeaders:
 
     def _has_room(self, fixed: bytes) -> bool:
         """Return whether a header with these constant bytes is new, and may be kept."""
-        return (
-            len(fixed) <= FIXED_BYTES_MAX
-            and fixed not in self.headers
-            and len(self.headers) < HEADERS_PER_CONNECTION_MAX
-            and self._broker.counters.kept_headers < HEADERS_MAX
+        kept, of_all = len(self.headers), self._broker.counters.kept_headers
+        has_room = (
+            of_all < HEADERS_MAX
+            if kept < HEADERS_PER_CONNECTION_MAX
+            else kept < MORE_HEADERS_MAX and of_all < HEADERS_MAX // 2
         )
+        return has_room and len(fixed) <= FIXED_BYTES_MAX and fixed not in self.headers
 
     def _keep(self, fixed: bytes, header: ShortHead | _PullHeader) -> None:
         self.headers[fixed] = header
