@@ -40,7 +40,9 @@ from ..security.users import Authenticator, UserTable
 from ..store import MessageStore, RecoveryReport
 
 if TYPE_CHECKING:
+    from ...protocol.storage.archive.manifest import ArchiveManifest
     from ...protocol.storage.archive.objects import Objects
+    from ..archive.reads import ArchivedReads
     from ..remoting.gateway import RemotingGateway
     from ..replication.core.stream import Patience
     from .set_membership import SetMembership
@@ -92,6 +94,7 @@ class Lifecycle:
             from ..archive.uploader import open_archive
 
             self._archive = open_archive(settings.archive)
+        self._archived_reads: ArchivedReads | None = None
         self._readers = ThreadPoolExecutor(settings.server.reader_threads, thread_name_prefix="reader")
         metrics = settings.metrics
         hosts = Hosts("" if metrics.listen == METRICS_OFF else metrics.listen, metrics.hosts)
@@ -283,6 +286,8 @@ class Lifecycle:
             BrokerProcess(loop, self._readers, fatal, report.seconds, self.metrics_address),
         )
 
+        if self._archive is not None:
+            self._start_archived_reads(store, self._broker)
         # These need the broker, which needs the services.
         flush.on_flushed = self._broker.flushed
         self._broker.stall.start()
@@ -293,6 +298,20 @@ class Lifecycle:
         ]
         self._checkpoint, self._retention = checkpoint, retention
         return self._broker
+
+    def _start_archived_reads(self, store: MessageStore, broker: Broker) -> None:
+        """Let clients read what only the archive has."""
+        from ...protocol.storage.archive.objects import Objects
+        from ..archive.reads import DEADLINE_S, ArchivedReads
+
+        def written() -> ArchiveManifest | None:
+            return broker.archive.manifest if broker.archive is not None else None
+
+        reads = ArchivedReads(Objects(self._settings.archive.url, deadline_s=DEADLINE_S), written)
+        broker.archived_reads = self._archived_reads = reads
+        store.queue_reads.archived = reads
+        store.pulls.archived = reads
+        store.queries.archived = reads
 
     def _archived_offset(self) -> int:
         """Return the physical offset below which the log is archived, as far as it is known. Any thread."""
@@ -320,6 +339,7 @@ class Lifecycle:
         """Copy the log into the archive from now on."""
         from ..archive.lineage import Writer, process_id
         from ..archive.uploader import ArchiveService
+        from ..replication.member.tables import archived_tables
 
         replication = self._settings.replication
         store_id, epoch = store.state.archive_id, 0
@@ -331,7 +351,13 @@ class Lifecycle:
             store_id, replication.set, epoch, process_id(os.getpid()), self._settings.store.commitlog_file_bytes
         )
         service = ArchiveService(
-            store, self._settings.archive, objects, writer, self._loop.call_soon_threadsafe, self._fatal
+            store,
+            self._settings.archive,
+            objects,
+            writer,
+            archived_tables(store),
+            self._loop.call_soon_threadsafe,
+            self._fatal,
         )
         broker.archive = service
         self._services.append(service)
@@ -343,7 +369,7 @@ class Lifecycle:
         compiled thread. Only for the loop."""
         if self._broker is None or self._is_stopping:
             return
-        self._broker.begin_short_sends()
+        self._broker.begin_short_ways()
         if isinstance(self._broker.flush, GroupCommitService):
             self._broker.flush.use_compiled_thread(self._loop)
 
@@ -369,8 +395,9 @@ class Lifecycle:
             self._broker.transaction_checks.stop()
             self._broker.transactions.stop()
             self._broker.reput.stop_on_loop()
-            if self._broker.short_sends is not None:
-                self._broker.short_sends.close()
+            for way in (self._broker.short_sends, self._broker.short_pops):
+                if way is not None:
+                    way.close()
         await self._loop.run_in_executor(None, self._close)
         self._endpoint.close()
 
@@ -380,6 +407,8 @@ class Lifecycle:
             self._broker.topic_changes.close()
         # Reads use files of the store and state of the services.
         self._readers.shutdown()
+        if self._archived_reads is not None:
+            self._archived_reads.close()
         for service in reversed(self._services):
             service.stop()
 
