@@ -141,6 +141,8 @@ class PullRequestHoldService:
         self._clock = clock
         self._call_at = call_at
         self._codes_between = codes_between
+        self.on_awaited: Callable[[str, int, bool], None] = lambda topic, queue, awaited: None
+        """Called when the first pull waits for a queue (True), and when none does any more (False)."""
         self.by_queue: dict[tuple[str, int], _Queue] = {}
         """Held pulls by topic and queue. Other modules read it to see whether a queue has any."""
         self._deadlines: list[tuple[float, int, HeldPull]] = []
@@ -176,6 +178,7 @@ class PullRequestHoldService:
         of_queue = self.by_queue.get((topic, queue))
         if of_queue is None:
             of_queue = self.by_queue[topic, queue] = _Queue((topic, queue), offset)
+            self.on_awaited(topic, queue, True)
         of_queue.seen = min(of_queue.seen, offset)  # lower only if the topic was deleted and created again
         alike = of_queue.alike.get((tags, grouped, of_many))
         if alike is None:
@@ -264,6 +267,7 @@ class PullRequestHoldService:
                 alike.timer.cancel()
             if not queue.alike:
                 del self.by_queue[queue.key]
+                self.on_awaited(*queue.key, False)
         held.service = None
         # Both lead to the pull's owner, which refers to ``held``: the cycle would be garbage that only a collection
         # frees, and a collection stops the loop.

@@ -121,9 +121,9 @@ class DispatchScheduler:
         """Return whether a client waits for messages of a queue."""
         return (topic, queue) in self._pulled or topic in self.popped or topic in self.watched
 
-    def has_waiting(self) -> bool:
-        """Return whether a client waits for messages of any queue."""
-        return bool(self._pulled or self.popped or self.watched)
+    def may_wait_for_any(self) -> bool:
+        """Return whether clients wait otherwise than with a held pull, so that ``waits_for`` has to be asked."""
+        return bool(self.popped or self.watched)
 
     def appended_unawaited(self) -> None:
         """Do what ``appended_to`` does for messages that no client waits for."""

@@ -29,8 +29,6 @@ any other response on the connection, a slow reader    the connection leaves
 from __future__ import annotations
 
 import math
-import os
-import select
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
@@ -39,7 +37,8 @@ import numpy as np
 
 from ..int_table import IntTable
 from ..kernels import short_sends as kernel
-from ..store import Appended, descriptors_max, store_descriptors
+from ..store import Appended
+from .short_way import KernelBuffer, ShortWay
 
 if TYPE_CHECKING:
     import asyncio
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from ...protocol.commands import ProduceRequest
     from ...protocol.errors import BrokerError
     from ..background.flush import FlushService
+    from ..background.held_pulls import PullRequestHoldService
     from ..budgets import InFlightBudget
     from ..config import LimitsSection
     from ..delivery.deduplication import ProducerSequences
@@ -54,11 +54,10 @@ if TYPE_CHECKING:
     from .connected_client import ResponseQueue
     from .counters import Counters, NextQueues
     from .dispatch import DispatchScheduler
+    from .short_way import ShortConnection
 
 ENTER_AFTER = 4
 """Number of reads with nothing but served frames after which a connection enters."""
-STAY_OUT = 64
-"""Number of such reads more that it takes after it has left."""
 
 
 class SendParts(Protocol):
@@ -69,26 +68,13 @@ class SendParts(Protocol):
     next_queues: NextQueues
     counters: Counters
     dispatch: DispatchScheduler
+    holds: PullRequestHoldService
     flush: FlushService
     in_flight: InFlightBudget
     limits: LimitsSection
     loop: asyncio.AbstractEventLoop
     produce_frame_bytes_max: int
     sync: bool
-
-
-class ShortConnection(Protocol):
-    """A connection as the short way needs it."""
-
-    transport: asyncio.Transport
-    responses: ResponseQueue
-    enter_after: int
-    frames_in: int
-    bytes_in: int
-    reads: int
-
-    def left_short_way(self, data: bytes) -> None:
-        """Read again, after these bytes, which arrived before."""
 
 
 class ShortHead:
@@ -102,17 +88,6 @@ class ShortHead:
         self.key = params.unique_prefix, params.topic
         self.fixed = np.frombuffer(fixed, np.uint8)
         self.batch = store.commitlog.repeated_batch()
-
-
-class KernelBuffer:
-    """A buffer of integers, or of bytes, that a kernel knows by its address."""
-
-    __slots__ = ("address", "array", "values")
-
-    def __init__(self, array: np.ndarray) -> None:
-        self.array = array
-        self.values = array.data
-        self.address = array.ctypes.data
 
 
 class WaitingAnswers:
@@ -133,17 +108,15 @@ class WaitingAnswers:
         self.out = KernelBuffer(sends.out.array[: state[kernel.R_OUT]].copy())
 
 
-class ShortSends:
+class ShortSends(ShortWay):
     """The short way of one broker. Belongs to the event loop."""
 
     def __init__(self, parts: SendParts) -> None:
+        super().__init__(parts.loop)
         self._parts = parts
-        self.connections = IntTable(kernel.C_WIDTH)
         self.heads = IntTable(kernel.HEAD_WIDTH)
         self._heads: dict[int, ShortHead] = {}
         self._by_topic: dict[str, set[ShortHead]] = {}
-        self._entered: dict[int, ShortConnection] = {}
-        """The connections that the kernel reads, by their place."""
         self._answers: deque[WaitingAnswers] = deque()
         """Answers that wait for a flush, in the order of the log."""
         self._array = np.zeros(kernel.S_LENGTH, np.int64)
@@ -158,7 +131,6 @@ class ShortSends:
         self._answer = KernelBuffer(np.frombuffer(bytearray(kernel.ANSWER), np.uint8))
         self._slots = KernelBuffer(np.zeros(kernel.READS_MAX * kernel.SLOT_BYTES, np.uint8))
         self._events = KernelBuffer(np.zeros(kernel.READS_MAX * kernel.EVENT_BYTES, np.uint8))
-        self._places = KernelBuffer(np.zeros(1024, np.int64))
         self._input = KernelBuffer(np.zeros(1, np.uint8))
         self._is_unsent = False
         """The answers of the present turn that need not wait are still to be sent."""
@@ -175,15 +147,12 @@ class ShortSends:
             (kernel.S_FRAMES, self.frames),
             (kernel.S_REPORTS, self._reports),
             (kernel.S_TOUCHED, self._touched),
-            (kernel.S_PLACES, self._places),
         ):
             self.state[slot] = table.address
-        self._descriptors_max = descriptors_max() - store_descriptors()
-        """Number of descriptors that the store leaves for connections."""
-        self._epoll = select.epoll()
         self._read()
         store = parts.store
-        store.topics.on_change = store.append_offsets.on_move = self.retire_topic
+        store.topics.on_change, store.append_offsets.on_move = self.retire_topic, self._moved
+        parts.holds.on_awaited = store.append_offsets.await_messages
 
     # ---- heads ----
 
@@ -199,14 +168,7 @@ class ShortSends:
         values[place + kernel.HEAD_TEXTS] = head.batch.texts.ctypes.data
         values[place + kernel.HEAD_QUEUE] = params.queue
         values[place + kernel.HEAD_SYNC] = params.flush == "sync"
-        # The heads of a connection form a ring.
-        rows = self.connections.values
-        values[place + kernel.HEAD_NEXT] = place
-        if rows[connection + kernel.C_HEADS]:
-            before = rows[connection + kernel.C_HEAD] + kernel.HEAD_NEXT
-            values[place + kernel.HEAD_NEXT], values[before] = values[before], place
-        rows[connection + kernel.C_HEAD] = place
-        rows[connection + kernel.C_HEADS] += 1
+        self._add_to_ring(connection, values, place)
         self.renew(head, config)
         return head
 
@@ -225,6 +187,13 @@ class ShortSends:
         topics[topic + kernel.T_QUEUES] = config.write_queues
         topics[topic + kernel.T_ENDS] = ends
         values[head.place + kernel.HEAD_TOPIC] = topic
+
+    def _moved(self, topic: str, queues: int) -> None:
+        """Retire the heads of a topic whose rows have moved, and note again who waits for its queues."""
+        self.retire_topic(topic)
+        for queue in range(queues):
+            if (topic, queue) in self._parts.holds.by_queue:
+                self._parts.store.append_offsets.await_messages(topic, queue, True)
 
     def retire_topic(self, topic: str) -> None:
         """Take no frame for a topic until the general way has accepted one with the same head."""
@@ -271,6 +240,7 @@ class ShortSends:
         state[kernel.S_ROOM] = min(file.allocated - state[kernel.S_FILE_AT], kernel.LOG_BYTES)
         state[kernel.S_STORE_MS] = commitlog.next_store_ms()
         state[kernel.S_NOW_MS] = int(began * 1000)
+        state[kernel.S_AWAITED] = parts.dispatch.may_wait_for_any()
         state[kernel.S_FRAME_BYTES_MAX] = parts.produce_frame_bytes_max
         state[kernel.S_IN_FLIGHT] = in_flight
         state[kernel.S_SYNC] = parts.sync
@@ -289,7 +259,6 @@ class ShortSends:
         state[kernel.S_ROW], state[kernel.S_AT], state[kernel.S_SIZE] = place, start, end - start
         waiting_max = self._parts.limits.connection_in_flight_bytes_max
         state[kernel.S_WAITING_MAX] = waiting_max - responses.unflushed_bytes
-        state[kernel.S_ANSWERS] = 0
         if kernel.serve(self._array):
             self._store(began)
         self.connections.values[place + kernel.C_WAITING] = 0  # it is the queue of responses that counts them
@@ -349,7 +318,7 @@ class ShortSends:
             traffic.messages += topics[place + kernel.T_MESSAGES]
             traffic.bytes += topics[place + kernel.T_BYTES]
             topics[place + kernel.T_FRAMES] = topics[place + kernel.T_MESSAGES] = topics[place + kernel.T_BYTES] = 0
-        if parts.dispatch.has_waiting():
+        if state[kernel.R_AWAITED]:
             self._tell_waiting()
         else:
             parts.dispatch.appended_unawaited()
@@ -357,6 +326,8 @@ class ShortSends:
     def _tell_waiting(self) -> None:
         state, frames, out = self.state, self.frames.values, self.out.values
         for frame in range(0, state[kernel.R_FRAMES] * kernel.F_WIDTH, kernel.F_WIDTH):
+            if not frames[frame + kernel.F_AWAITED]:
+                continue
             end = frames[frame + kernel.F_OUT] + frames[frame + kernel.F_OUT_BYTES]
             appended = Appended(
                 frames[frame + kernel.F_OFFSET],
@@ -380,7 +351,8 @@ class ShortSends:
             state[kernel.R_FRAMES] -= 1
             head, queue = frames[frame + kernel.F_HEAD], frames[frame + kernel.F_QUEUE]
             topic = heads[head + kernel.HEAD_TOPIC]
-            ends[topics[topic + kernel.T_ENDS] + queue] = frames[frame + kernel.F_OFFSET]
+            row = topics[topic + kernel.T_ENDS] + queue * kernel.O_WIDTH
+            ends[row + kernel.O_NEXT] = frames[frame + kernel.F_OFFSET]
             topics[topic + kernel.T_FRAMES] -= 1
             topics[topic + kernel.T_MESSAGES] -= frames[frame + kernel.F_COUNT]
             topics[topic + kernel.T_BYTES] -= frames[frame + kernel.F_BODY_BYTES]
@@ -412,58 +384,13 @@ class ShortSends:
 
     # ---- the turn of the connections that have entered ----
 
-    def enter(self, place: int, connection: ShortConnection) -> bool:
-        """Read a connection from now on, whose transport reads no more; return False if that is not possible."""
-        sock = connection.transport.get_extra_info("socket")
-        if sock is None or connection.transport.get_write_buffer_size() or connection.responses.unflushed:
-            return False
-        try:
-            # Of its own, so that the number stays this connection's until it has left, whatever its transport does.
-            fd = os.dup(sock.fileno())
-        except OSError:
-            return False
-        if fd >= self._descriptors_max // 2:  # the others are for more clients
-            os.close(fd)
-            return False
-        if fd >= len(self._places.array):
-            places = np.zeros(2 * fd, np.int64)
-            places[: len(self._places.array)] = self._places.array
-            self._places = KernelBuffer(places)
-            self.state[kernel.S_PLACES] = self._places.address
-        self._places.values[fd] = place
-        rows = self.connections.values
-        rows[place + kernel.C_FD] = fd
-        for column in (kernel.C_WAITING, kernel.C_FRAMES, kernel.C_BYTES, kernel.C_READS):
-            rows[place + column] = 0
-        self._entered[place] = connection
-        self._epoll.register(fd, select.EPOLLIN)
-        return True
-
     def leave(self, place: int, connection: ShortConnection, unsent: bytes = b"") -> None:
         """Read a connection no more; its transport sends its answers from now on, ``unsent`` first."""
-        fd = self.connections.values[place + kernel.C_FD]
-        del self._entered[place]
-        connection.responses.leave_short_way = None
-        connection.enter_after = STAY_OUT
-        self._epoll.unregister(fd)
-        os.close(fd)
-        self.settle(place, connection)
-        responses = connection.responses
         if self._is_unsent:
             unsent += self._not_sent(place)
-        if unsent:
-            responses.bytes_out += len(unsent)
-            connection.transport.write(unsent)
+        super().leave(place, connection, unsent)
         for answers in self._answers:
             self._hand_over(answers, place, connection)
-
-    def leave_all(self) -> bool:
-        """Let all connections leave, because descriptors are short; return whether there was one."""
-        entered = list(self._entered.items())
-        for place, connection in entered:
-            self.leave(place, connection)
-            connection.left_short_way(b"")
-        return bool(entered)
 
     def _hand_over(self, answers: WaitingAnswers, place: int, connection: ShortConnection) -> None:
         """Move a connection's part of waiting answers to its own queue of responses."""
@@ -497,22 +424,13 @@ class ShortSends:
     def _not_sent(self, place: int) -> bytes:
         """Return the connection's answers of the present turn that need not wait, and send them no more."""
         reads = self.reads.values
-        for read in range(0, self.state[kernel.R_READS] * kernel.E_WIDTH, kernel.E_WIDTH):
+        for number in range(self.state[kernel.R_ANSWERED], self.state[kernel.R_READS]):
+            read = number * kernel.E_WIDTH
             if reads[read + kernel.E_ROW] == place and not reads[read + kernel.E_WAITS]:
                 at, size = reads[read + kernel.E_OUT], reads[read + kernel.E_OUT_BYTES]
                 reads[read + kernel.E_OUT_BYTES] = 0
                 return bytes(self.out.values[at : at + size])
         return b""
-
-    def settle(self, place: int, connection: ShortConnection) -> None:
-        """Add what the kernel has counted for a connection to the connection's own counters."""
-        rows = self.connections.values
-        connection.frames_in += rows[place + kernel.C_FRAMES]
-        connection.bytes_in += rows[place + kernel.C_BYTES]
-        connection.reads += rows[place + kernel.C_READS]
-        connection.responses.bytes_out += rows[place + kernel.C_SENT]
-        for column in (kernel.C_FRAMES, kernel.C_BYTES, kernel.C_READS, kernel.C_SENT):
-            rows[place + column] = 0
 
     def waits_since(self, place: int) -> float:
         """Return when the oldest waiting answer arrived, perhaps another connection's; infinity if none of this one
@@ -521,22 +439,16 @@ class ShortSends:
             return math.inf
         return self._answers[0].began
 
-    def _read(self) -> None:
-        """Have ``_turn`` called whenever a connection is ready."""
-        if not self._epoll.closed:
-            self._parts.loop.add_reader(self._epoll.fileno(), self._turn)
-
     def _turn(self) -> None:
         """Serve the connections that are ready."""
         state, parts = self.state, self._parts
         began = time.monotonic()
         self._begin(began)
         state[kernel.S_CONNECTIONS] = self.connections.address
+        state[kernel.S_PLACES] = self._places.address
         state[kernel.S_EPOLL] = self._epoll.fileno()
         state[kernel.S_INPUT] = self._slots.address
         state[kernel.S_WAITING_MAX] = parts.limits.connection_in_flight_bytes_max
-        # Those that wait for messages come before the senders.
-        state[kernel.S_ANSWERS] = not parts.dispatch.has_waiting()
         kernel.serve(self._array)
         try:
             self._end_turn(began)
@@ -579,7 +491,7 @@ class ShortSends:
             self._answers.append(answers)
             parts.in_flight.bytes += answers.counted
         if parts.dispatch.awaited:
-            self._is_unsent = state[kernel.R_ANSWERED] == 0
+            self._is_unsent = state[kernel.R_ANSWERED] < state[kernel.R_READS]
             parts.dispatch.serve_waiting()  # before the senders' answers
             self._is_unsent = False
         if state[kernel.R_UNSENT]:
@@ -643,8 +555,3 @@ class ShortSends:
                 place, at = reads[read + kernel.E_ROW], reads[read + kernel.E_AT]
                 left.append((place, self._entered[place], bytes(self._slots.values[at + taken : at + max(size, 0)])))
         return left
-
-    def close(self) -> None:
-        """Stop reading; all connections have left."""
-        self._parts.loop.remove_reader(self._epoll.fileno())
-        self._epoll.close()

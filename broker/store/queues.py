@@ -27,6 +27,7 @@ from ..kernels.dispatch import (
     QUEUE_ROW,
     queue_hash,
 )
+from ..kernels.short_sends import O_AWAITED, O_NEXT, O_WIDTH
 from .errors import CorruptFile, SettingMismatch, WouldBlock
 from .files.file_system import Descriptor, OpenFiles, move_aside, zero
 
@@ -854,22 +855,22 @@ class AppendOffsets:
     """Queue offset of each queue's next message. RocketMQ: topicQueueTable. Belongs to the appending thread.
 
     ``stored_end``: returns the offset that follows a queue's units, for a queue that nothing was appended to yet.
-    The offsets are in a table, which a kernel counts in too; a topic's queues have rows in sequence, with -1 for a
-    queue that nothing was appended to since the store was opened.
+    The offsets are in a table, which a kernel counts in too (``O_…``); a topic's queues have rows in sequence, with -1
+    for a queue that nothing was appended to since the store was opened.
     """
 
     def __init__(self, stored_end: Callable[[str, int], int]) -> None:
         self._stored_end = stored_end
-        self.table = IntTable(1)
+        self.table = IntTable(O_WIDTH)
         self._topics: dict[str, tuple[int, int]] = {}
         """Place of queue 0, and number of rows, of each topic."""
-        self.on_move: Callable[[str], None] = lambda topic: None
-        """Called with a topic whose rows have moved."""
+        self.on_move: Callable[[str, int], None] = lambda topic, rows: None
+        """Called with a topic whose rows have moved, and their number."""
 
     def known(self, topic: str, queue_id: int) -> int:
         """Return the offset of a queue that messages were appended to since the store was opened; -1 for another."""
         first, queues = self._topics.get(topic, (0, 0))
-        return self.table.values[first + queue_id] if queue_id < queues else -1
+        return self.table.values[first + queue_id * O_WIDTH + O_NEXT] if queue_id < queues else -1
 
     def next_offset(self, topic: str, queue_id: int) -> int:
         """Return the queue offset of the queue's next message."""
@@ -879,7 +880,7 @@ class AppendOffsets:
     def advance(self, topic: str, queue_id: int, queue_offset: int) -> None:
         """Set the queue offset of the queue's next message after an append."""
         first = self.place(topic, queue_id + 1)  # it may replace the table's values
-        self.table.values[first + queue_id] = queue_offset
+        self.table.values[first + queue_id * O_WIDTH + O_NEXT] = queue_offset
 
     def place(self, topic: str, queues: int) -> int:
         """Return the place of the topic's queue 0, with rows for at least ``queues`` queues after it."""
@@ -888,20 +889,30 @@ class AppendOffsets:
             before = first, rows
             rows = max(queues, 2 * rows)
             first = self.table.take(rows)
-            self.table.array[first : first + rows] = -1
-            self.table.array[first : first + before[1]] = self.table.array[before[0] : before[0] + before[1]]
+            self._offsets(first, rows)[:] = -1
             if before[1]:
+                self._offsets(first, before[1])[:] = self._offsets(*before)
                 self.table.give_back(*before)
             self._topics[topic] = first, rows
-            self.on_move(topic)
+            self.on_move(topic, rows)
         return first
 
     def forget(self) -> None:
         """Take every queue's next offset from its units again."""
-        self.table.array.fill(-1)
+        self.table.array[O_NEXT::O_WIDTH] = -1
 
     def of_topic(self, topic: str) -> Mapping[int, int]:
         """Return the offsets of the topic's queues that messages were appended to, by queue."""
+        offsets = self._offsets(*self._topics.get(topic, (0, 0)))
+        return {queue: offset for queue, offset in enumerate(offsets.tolist()) if offset >= 0}
+
+    def _offsets(self, first: int, rows: int) -> np.ndarray:
+        """Return the column of offsets of ``rows`` queues from the place ``first`` on."""
+        offsets: np.ndarray = self.table.array[first : first + rows * O_WIDTH].reshape(-1, O_WIDTH)[:, O_NEXT]
+        return offsets
+
+    def await_messages(self, topic: str, queue_id: int, awaited: bool) -> None:
+        """Note whether a client waits for messages of the queue. Lost when the topic's rows move."""
         first, rows = self._topics.get(topic, (0, 0))
-        offsets = self.table.values[first : first + rows]
-        return {queue: offset for queue, offset in enumerate(offsets) if offset >= 0}
+        if queue_id < rows:
+            self.table.values[first + queue_id * O_WIDTH + O_AWAITED] = awaited

@@ -3,20 +3,17 @@
 ``WatchedBroker`` is a broker whose process also runs the first part of this module: a timer of the loop fires every
 millisecond and writes the time to shared memory. When it fires late, it notes what the loop's thread did meanwhile, by
 the system's counters, and how long the collector ran. The second part runs in the bench: ``StallWatch`` reads the
-shared time, and when that stands still it looks which threads run, and asks the loop's thread for its stack, by a
-signal whose handler (of ``faulthandler``) needs no interpreter. So a stall is seen from inside, whoever holds the
-interpreter.
+shared time, and when that stands still it looks which threads run, and signals the process. The handler of the signal,
+which runs as soon as the loop's thread returns to the interpreter, notes the stack: the place that took so long.
 """
 
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import gc
 import json
 import mmap
 import os
-import re
 import resource
 import signal
 import struct
@@ -29,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TextIO
 
 from .broker import Broker
@@ -38,16 +35,20 @@ BEAT_S = 0.001
 STALL_MS = 5.0
 """A stall is a pause of the loop that is longer."""
 ASK_AFTER_MS = 4.0
-"""Age of the last beat at which the stack is asked for, and again each time that it has doubled."""
+"""Age of the last beat at which the stack is asked for."""
 SIGNAL = signal.SIGUSR1
 STACK_SHOWN = 6
+INTERPRETER_WAIT_MS = 2.0
+"""Longest mean wait of a thread that waits for the interpreter, whose switch interval is half a millisecond."""
 
 _BEAT = struct.Struct("=q")
 _MS = 1e6
 _LATE_NS = int((STALL_MS + BEAT_S * 1e3) * _MS)
-_SHARED, _RECORDS, _STACKS = "beat", "stalls", "stacks"
+_SHARED, _RECORDS = "beat", "stalls"
 _SYS_TGKILL = {"x86_64": 234, "aarch64": 131}
-_FUTEX = {"x86_64": "202", "aarch64": "98"}
+
+Frame = tuple[str, int, str]
+"""File name without its folder, line and function."""
 
 
 # ---- Inside the broker's process.
@@ -63,6 +64,9 @@ class Heart:
         self._schedule = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
         self._collector_ns = self._collecting_since = 0
         gc.callbacks.append(self._collector)
+        self._stack: list[Frame] = []
+        signal.signal(SIGNAL, self._note_stack)
+        signal.siginterrupt(SIGNAL, False)
         self._last = time.monotonic_ns()
         self._counters = self._read_counters()
         loop.call_soon(self._beat)
@@ -72,8 +76,8 @@ class Heart:
         if now - self._last > _LATE_NS:
             passed = [after - before for after, before in zip(counters, self._counters, strict=True)]
             names = {thread.native_id: thread.name for thread in threading.enumerate()}
-            self._records.write(json.dumps([names, self._last, now, *passed]) + "\n")
-        self._last, self._counters = now, counters
+            self._records.write(json.dumps([names, self._last, now, *passed, self._stack]) + "\n")
+        self._last, self._counters, self._stack = now, counters, []
         _BEAT.pack_into(self._shared, 0, now)
         self._loop.call_later(BEAT_S, self._beat)
 
@@ -81,7 +85,11 @@ class Heart:
         """Return what ``Stall`` has after its times, since the thread's start."""
         used = resource.getrusage(resource.RUSAGE_THREAD)
         waited_ns = int(os.pread(self._schedule, 64, 0).split()[1])
-        return used.ru_utime * 1e3, used.ru_stime * 1e3, waited_ns / _MS, self._collector_ns / _MS, used.ru_majflt
+        spent = used.ru_utime * 1e3, used.ru_stime * 1e3, waited_ns / _MS, self._collector_ns / _MS
+        return *spent, used.ru_majflt, used.ru_nvcsw
+
+    def _note_stack(self, number: int, frame: FrameType | None) -> None:
+        self._stack = frames_of(frame)
 
     def _collector(self, phase: str, details: Mapping[str, int]) -> None:
         now = time.monotonic_ns()
@@ -99,8 +107,6 @@ def main() -> None:
     with (folder / _SHARED).open("r+b") as file:
         shared = mmap.mmap(file.fileno(), _BEAT.size)
     records = (folder / _RECORDS).open("w", buffering=1)
-    # Only the stack of the thread that gets the signal: those of running threads cannot be read safely.
-    faulthandler.register(SIGNAL, (folder / _STACKS).open("w"), all_threads=False)
     usual = daemon.loop_factory()
 
     def make_loop() -> AbstractEventLoop:
@@ -110,6 +116,17 @@ def main() -> None:
 
     daemon.loop_factory = lambda: make_loop
     sys.exit(daemon.main())
+
+
+def frames_of(frame: FrameType | None) -> list[Frame]:
+    """Return a stack, innermost frame first, without the import system, whose caller says more."""
+    stack: list[Frame] = []
+    while frame is not None and len(stack) < STACK_SHOWN:
+        name = frame.f_code.co_filename
+        if not name.startswith("<"):
+            stack.append((Path(name).name, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return stack
 
 
 def new_event_loop() -> AbstractEventLoop:
@@ -151,18 +168,13 @@ _PLACES: tuple[tuple[str, str, str], ...] = (
 )
 """File and function (empty: any) of a frame, and the cause that it shows; the innermost one that is listed counts."""
 
-_FRAME = re.compile(r'^  File "([^"]+)", line (\d+) in (.+)$', re.MULTILINE)
-
-Frame = tuple[str, int, str]
-"""File name without its folder, line and function."""
-
 
 @dataclass(frozen=True, slots=True)
 class Stall:
     """A pause of the loop, in ns of the monotonic clock; what its thread did, in ms; and the stack seen in it.
 
-    ``waited``: for a processor; ``others``: names of the other threads that ran, or waited for the disk; ``call``:
-    number of the system call that the thread was in.
+    ``waited``: for a processor; ``waits``: how often it waited for something else; ``others``: names of the other
+    threads that ran, or waited for the disk; ``call``: number of the system call that the thread was in.
     """
 
     begin_ns: int
@@ -172,6 +184,7 @@ class Stall:
     waited: float
     collector: float
     major_faults: int
+    waits: int
     stack: Sequence[Frame] = ()
     others: Sequence[str] = ()
     call: str = ""
@@ -192,7 +205,9 @@ class Stall:
         if self.collector >= own / 2:
             return "collector"
         half, blocked = own / 2, own - self.user - self.system
-        if blocked >= half and self.others and self.call == _FUTEX.get(os.uname().machine):
+        # A thread that waits for the interpreter asks for it again after each switch interval; for the disk it waits
+        # once.
+        if blocked >= half and self.waits >= blocked / INTERPRETER_WAIT_MS:
             return "interpreter"
         for file, _, function in self.stack:
             for place, name, cause in _PLACES:
@@ -204,7 +219,7 @@ class Stall:
         blocked = max(0.0, self.ms - self.user - self.system - self.waited)
         parts = [
             f"{self.ms:.1f} ms, {CAUSES[self.cause]}: {self.user:.1f} ms user, {self.system:.1f} ms system, "
-            f"{self.waited:.1f} ms without a processor, {blocked:.1f} ms blocked"
+            f"{self.waited:.1f} ms without a processor, {blocked:.1f} ms blocked ({self.waits} waits)"
         ]
         if self.collector:
             parts.append(f"{self.collector:.1f} ms collector")
@@ -215,20 +230,17 @@ class Stall:
         if self.others:
             parts.append(f"beside {' and '.join(self.others)}")
         if self.stack:
-            frames = [f"{file}:{line} {function}" for file, line, function in self.stack[:STACK_SHOWN]]
+            frames = [f"{file}:{line} {function}" for file, line, function in self.stack]
             parts.append(f"in {' < '.join(frames)}")
         return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request for the stack: the last beat, the system call of the loop's thread, the other threads that ran, and the
-    bytes of the stacks before."""
+    """A request for the stack: the system call of the loop's thread, and the other threads that ran."""
 
-    beat_ns: int
     call: str
     others: Sequence[str]
-    stacks_at: int
 
 
 class WatchedBroker(Broker):
@@ -254,10 +266,11 @@ class StallWatch:
         folder = self.broker.folder
         with (folder / _SHARED).open("rb") as file:
             self._shared = mmap.mmap(file.fileno(), _BEAT.size, access=mmap.ACCESS_READ)
-        self._asked: list[_Asked] = []
+        self._asked: dict[int, _Asked] = {}
+        """Requests by the last beat before them."""
         self._began_ns = time.monotonic_ns()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, args=(self.broker.pid, folder / _STACKS), daemon=True)
+        self._thread = threading.Thread(target=self._watch, args=(self.broker.pid,), daemon=True)
         self._thread.start()
         return self
 
@@ -266,29 +279,19 @@ class StallWatch:
     ) -> None:
         self._ended.set()
         self._thread.join()
-        stacks = (self.broker.folder / _STACKS).read_bytes()
-        ends = [asked.stacks_at for asked in self._asked[1:]] + [len(stacks)]
-        seen: dict[int, tuple[_Asked, str]] = {}
-        for asked, end in zip(self._asked, ends, strict=True):
-            # The first request of a pause has the best chance to find its cause.
-            seen.setdefault(asked.beat_ns, (asked, stacks[asked.stacks_at : end].decode(errors="replace")))
         for line in (self.broker.folder / _RECORDS).read_text().splitlines():
             names, begin_ns, *rest = json.loads(line)
             if begin_ns >= self._began_ns:
-                asked, text = seen.get(begin_ns, (_Asked(begin_ns, "", (), 0), ""))
+                asked = self._asked.get(begin_ns, _Asked("", ()))
                 others = [names.get(thread, f"thread {thread}") for thread in asked.others]
-                self.stalls.append(Stall(begin_ns, *rest, read_stack(text), others, asked.call))
+                self.stalls.append(Stall(begin_ns, *rest, others, asked.call))
 
-    def _watch(self, pid: int, stacks: Path) -> None:
-        beat, ask_after = 0, 0.0
+    def _watch(self, pid: int) -> None:
         while not self._ended.wait(BEAT_S):
-            last = _BEAT.unpack_from(self._shared)[0]
-            if last != beat:
-                beat, ask_after = last, ASK_AFTER_MS
-            if time.monotonic_ns() - beat > ask_after * _MS:
-                ask_after *= 2
-                self._asked.append(_Asked(beat, _system_call(pid), _others(pid), stacks.stat().st_size))
-                # To the main thread, as no function of Python's library does.
+            beat = _BEAT.unpack_from(self._shared)[0]
+            if beat not in self._asked and time.monotonic_ns() - beat > ASK_AFTER_MS * _MS:
+                self._asked[beat] = _Asked(_system_call(pid), _others(pid))
+                # To the main thread, which no function of Python's library can name: no other thread is interrupted.
                 ctypes.CDLL(None).syscall(_SYS_TGKILL[os.uname().machine], pid, pid, SIGNAL)
 
     def figures(self) -> dict[str, float]:
@@ -319,17 +322,6 @@ def _others(pid: int) -> list[str]:
             if state in "RD" and task.name != str(pid):
                 found.append(task.name)
     return found
-
-
-def read_stack(text: str) -> list[Frame]:
-    """Return the first stack in ``faulthandler``'s text, innermost frame first, without the import system, whose caller
-    says more."""
-    first = re.split(r"^Stack .*$", text, flags=re.MULTILINE)[1:2]
-    return [
-        (Path(file).name, int(line), function)
-        for file, line, function in _FRAME.findall("".join(first))
-        if not file.startswith("<")
-    ]
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from flintmq.protocol.storage.archive.fragment import Compression, LogFrame, Que
 from flintmq.protocol.storage.archive.manifest import LATEST, ArchiveGap
 from flintmq.protocol.storage.archive.objects import Objects
 from flintmq.protocol.storage.archive.reader import ArchiveReader, FragmentMoved, NoArchive
-from flintmq.protocol.storage.archive.verify import Verified, verify
+from flintmq.protocol.storage.archive.verify import VerifiedArchive, verify
 from flintmq.protocol.storage.reader.errors import CorruptLog
 from tests.archive_tools import MadeArchive, keys_of, make_archive, orders, placed, publish
 
@@ -296,7 +296,7 @@ def test_verify_finds_units_that_do_not_fit_the_records(tmp_path: Path) -> None:
     digest = hashlib.sha256(idx).digest()
     publish(made.objects, made.manifest.next(entries=[entry._replace(idx_sha256=digest, idx_bytes=len(idx))]))
     with ArchiveReader(made.objects) as reader:
-        flaws = list(verify(reader, Verified()))
+        flaws = list(verify(reader, VerifiedArchive()))
     assert [flaw.name for flaw in flaws] == [name]
     assert "where no such record begins" in flaws[0].reason
 
@@ -306,7 +306,7 @@ def test_verify_names_a_part_of_the_log_that_is_neither_archived_nor_a_gap(tmp_p
     made = make_archive(Objects(tmp_path), records)
     publish(made.objects, made.manifest.next(entries=[made.manifest.entries[0], *made.manifest.entries[2:]]))
     with ArchiveReader(made.objects) as reader:
-        flaws = list(verify(reader, Verified()))
+        flaws = list(verify(reader, VerifiedArchive()))
     assert [flaw.reason for flaw in flaws] == [
         f"it has neither fragment nor gap for physical offsets {records[10].physical_offset:,} to "
         f"{records[20].physical_offset:,}"

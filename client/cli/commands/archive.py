@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 import click
 
+from ....protocol.commands import ArchiveStatus
 from ....protocol.display import show_bytes
 from ....protocol.errors import MessageNotFound
 from ....protocol.storage.archive.objects import ArchiveExtraMissing, Objects
@@ -18,7 +20,7 @@ from ...operator.display import plural, shown_name
 from ..command import CliGroup, note, pass_settings
 from ..failures import EXIT_ERROR, EXIT_NOT_FOUND, EXIT_OK
 from ..messages import MessageStyle, format_options, show_messages
-from ..output import TableColumn
+from ..output import TableColumn, columns_of, values_of
 from ..params import COUNT, TIME, TOPIC
 from ..settings import BrokerChoice
 
@@ -31,7 +33,7 @@ TOPICS_MAX = 64
 
 @click.group(cls=CliGroup)
 def archive() -> None:
-    """Search and check an archive, in a bucket or a folder. No broker is asked."""
+    """Search and check an archive, in a bucket or a folder, without a broker; show how far a broker's is."""
 
 
 def _open(url: str) -> ArchiveReader:
@@ -155,10 +157,10 @@ def verify(settings: BrokerChoice, url: str) -> int:
     The exit code is 1 if there is any.
     """
     with _open(url) as reader:
-        from ....protocol.storage.archive.verify import Verified
+        from ....protocol.storage.archive.verify import VerifiedArchive
         from ....protocol.storage.archive.verify import verify as verify_archive
 
-        done = Verified()
+        done = VerifiedArchive()
         flaws = list(verify_archive(reader, done))
     settings.output.rows(_FLAW_COLUMNS, flaws, empty="every object is sound")
     note(
@@ -168,3 +170,27 @@ def verify(settings: BrokerChoice, url: str) -> int:
         f"{plural(done.unlisted, 'object')}",
     )
     return EXIT_ERROR if flaws else EXIT_OK
+
+
+_STATUS_COLUMNS = columns_of(
+    ArchiveStatus,
+    "url state reason archived_at oldest_age_seconds behind_bytes messages raw_bytes stored_bytes fragments requests "
+    "failures start_offset archived_offset version gaps",
+    {"gaps": lambda each: list(map(asdict, each.gaps))},
+    gaps=lambda gaps: f"{plural(len(gaps), 'gap')}, {show_bytes(sum(gap['end'] - gap['start'] for gap in gaps))}",
+)
+
+
+@archive.command("status")
+@pass_settings
+def status(settings: BrokerChoice) -> int:
+    """Show the archive that the broker writes: where it is, how far, and what is wrong with it.
+
+    The exit code is 1 if it is unavailable or stopped.
+    """
+    with settings.admin() as admin:
+        found = admin.archive()
+    settings.output.record(_STATUS_COLUMNS, values_of(_STATUS_COLUMNS, found))
+    if not found.url:
+        note(settings, "this broker writes no archive: set archive.url")
+    return EXIT_ERROR if found.state in ("unavailable", "stopped") else EXIT_OK

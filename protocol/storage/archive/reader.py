@@ -84,6 +84,10 @@ class _Cache(Generic[T]):
         self._held: OrderedDict[Hashable, tuple[Future[T], int]] = OrderedDict()
         self._lock = threading.Lock()
 
+    def __contains__(self, key: Hashable) -> bool:
+        """Return whether a value is there, or being loaded."""
+        return key in self._held
+
     def get(self, key: Hashable, load: Callable[[], T], size: int = 1) -> T:
         """Return the value; ``load`` makes it if it is not there. An error is raised and not kept."""
         with self._lock:
@@ -142,6 +146,15 @@ class ArchiveReader:
     def manifest(self) -> ArchiveManifest:
         """The version that was read last; the newest one at first. Two requests, if no writer is at work."""
         return self._manifest or self.refresh()
+
+    @property
+    def known(self) -> ArchiveManifest | None:
+        """The version that was read last; None if none was."""
+        return self._manifest
+
+    def use(self, manifest: ArchiveManifest) -> None:
+        """Take a version that somebody else has read or written."""
+        self._manifest = manifest
 
     def refresh(self) -> ArchiveManifest:
         """Read the newest version of the manifest, and return it."""
@@ -428,26 +441,36 @@ class Fragment:
         return row >= 0 and physical_offset < int(self._ends[row])
 
     def read(self, begin: int, end: int, *, ahead: bool = False) -> bytes:
-        """Return ``[begin, end)`` of the log, which must be within a stretch.
+        """Return ``[begin, end)`` of the log, which must be within a stretch. ``ahead``: as for ``read_into``."""
+        found = bytearray(end - begin)
+        self.read_into(memoryview(found), begin, ahead=ahead)
+        return bytes(found)
+
+    def read_into(self, buffer: memoryview, begin: int, *, ahead: bool) -> None:
+        """Fill ``buffer`` with the log from ``begin`` on, all of which must be within a stretch.
 
         ``ahead``: what follows will be read too; it is asked for meanwhile. Raises ``CorruptObject``.
         """
-        first = int(np.searchsorted(self._starts, begin, "right")) - 1
-        stop = int(np.searchsorted(self._starts, end, "left"))
-        if (
-            first < 0
-            or (self._starts[first + 1 : stop] != self._ends[first : stop - 1]).any()
-            or end > self._ends[stop - 1]
-        ):
+        end = begin + len(buffer)
+        starts, ends = self._starts, self._ends
+        first = int(np.searchsorted(starts, begin, "right")) - 1
+        stop = int(np.searchsorted(starts, end, "left"))
+        if first < 0 or end > ends[stop - 1] or (starts[first + 1 : stop] != ends[first : stop - 1]).any():
             raise CorruptObject(self.entry.name.log, f"it lacks physical offsets {begin:,} to {end:,}")
         step = AHEAD_FRAMES if ahead else 1
         blocks = range(first // step, -(-stop // step))
         if ahead:
-            for block in range(blocks.stop, min(blocks.stop + AHEAD_READS, -(-len(self._starts) // step))):
-                self._reader.pool.submit(self._block, block, step)
-        raw = b"".join([self._block(block, step) for block in blocks])
-        at = int(self._before[first] - self._before[blocks.start * step]) + begin - int(self._starts[first])
-        return raw[at : at + end - begin]
+            for block in range(blocks.stop, min(blocks.stop + AHEAD_READS, -(-len(starts) // step))):
+                if (self.entry.name, step, block) not in self._reader.blocks:
+                    self._reader.pool.submit(self._block, block, step)
+        at = int(self._before[first]) + begin - int(starts[first])  # counted in bytes of the log in this fragment
+        done = 0
+        for block in blocks:
+            raw = memoryview(self._block(block, step))
+            skipped = max(at - int(self._before[block * step]), 0)
+            part = raw[skipped : skipped + len(buffer) - done]
+            buffer[done : done + len(part)] = part
+            done += len(part)
 
     def _block(self, block: int, step: int) -> bytes:
         """Return the bytes of the log in ``step`` frames."""
@@ -456,18 +479,15 @@ class Fragment:
         return self._reader.blocks.get((self.entry.name, step, block), lambda: self._decoded(rows), size)
 
     def _decoded(self, rows: Rows) -> bytes:
-        name = self.entry.name.log
+        name, compression = self.entry.name.log, self.head.compression
         begin, end = stored_range(rows)
-        stored = memoryview(self._reader.range(self.entry, name, begin, end))
-        return b"".join(
-            decode_frame(
-                stored[int(row["at"]) - begin : int(row["at"]) - begin + int(row["stored_bytes"])],
-                row,
-                self.head.compression,
-                name,
-            )
-            for row in rows
-        )
+        stored = self._reader.range(self.entry, name, begin, end)
+        view = memoryview(stored)
+        raws = []
+        for row in rows:
+            at = int(row["at"]) - begin
+            raws.append(decode_frame(view[at : at + int(row["stored_bytes"])], row, compression, name))
+        return stored if compression == "none" else b"".join(raws)
 
     # ---- units
 

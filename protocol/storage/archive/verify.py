@@ -28,7 +28,7 @@ class Flaw:
 
 
 @dataclass(slots=True)
-class Verified:
+class VerifiedArchive:
     """What a verification has read so far. ``unlisted``: objects that the manifest does not name: they do not count,
     and are what writers that were killed left behind, or what a writer will list or delete soon."""
 
@@ -41,14 +41,14 @@ class Verified:
     flaws: int = 0
 
 
-def verify(reader: ArchiveReader, done: Verified) -> Iterator[Flaw]:
+def verify(reader: ArchiveReader, done: VerifiedArchive) -> Iterator[Flaw]:
     """Yield what is wrong with the archive; count in ``done`` what has been read."""
     for flaw in _flaws(reader, done):
         done.flaws += 1
         yield flaw
 
 
-def _flaws(reader: ArchiveReader, done: Verified) -> Iterator[Flaw]:
+def _flaws(reader: ArchiveReader, done: VerifiedArchive) -> Iterator[Flaw]:
     objects, manifest = reader.objects, reader.refresh()
     try:
         reader.identity()
@@ -94,7 +94,7 @@ def _flaws(reader: ArchiveReader, done: Verified) -> Iterator[Flaw]:
     done.unlisted = sum(each.name not in named and not each.name.startswith(VERSIONS) for each in objects.list())
 
 
-def _get(reader: ArchiveReader, name: str, size: int, sha256: bytes | None, done: Verified) -> bytes:
+def _get(reader: ArchiveReader, name: str, size: int, sha256: bytes | None, done: VerifiedArchive) -> bytes:
     try:
         blob = reader.objects.get(name)
     except ObjectNotFound:
@@ -107,7 +107,7 @@ def _get(reader: ArchiveReader, name: str, size: int, sha256: bytes | None, done
     return blob
 
 
-def _flaws_of(reader: ArchiveReader, entry: Entry, done: Verified) -> Iterator[Flaw]:
+def _flaws_of(reader: ArchiveReader, entry: Entry, done: VerifiedArchive) -> Iterator[Flaw]:
     """Yield what is wrong with a fragment: each object's digest and contents, and whether its units fit its records."""
     log_name, idx_name = entry.name.log, entry.name.idx
     log = idx = None

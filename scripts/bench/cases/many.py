@@ -1,4 +1,5 @@
-"""Many connections that each send one message at a time, beside Redis in turns, with clients in C.
+"""Many connections that each send one message at a time, beside Redis in turns, with clients in C; and the same
+through the gateway for RocketMQ's clients.
 
 Clients in Python take as much CPU time as the broker, and hide what many machines would see.
 """
@@ -10,7 +11,7 @@ import random
 import shutil
 import struct
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +19,9 @@ import msgpack
 
 from flintmq.protocol.commands import HELLO, LAYOUT_ROWS, PROTOCOL_VERSION
 from flintmq.protocol.frames import BEFORE_BORN, REQUEST, ProduceHead, encode_frame
+from flintmq.protocol.remoting.codes import SEND_MESSAGE_V2
+from flintmq.protocol.remoting.command import LENGTHS, VERSION
+from lib.replica_servers import free_ports
 
 from ..bench import Bench
 from ..load import QUEUES, TOPIC
@@ -35,6 +39,8 @@ PROGRAM_SECONDS_MAX = 120.0
 _SOURCE = Path(__file__).parents[1] / "peers" / "closed_loop.c"
 _COUNTER_MAX = 2**40
 _U64_BYTES = 8
+_OPAQUE, _COUNTER, _TIME = "87654321", "ABCDEF01", "1712345678901"
+"""What the program changes in each request to the gateway, by length."""
 
 
 def samples(bench: Bench) -> Samples:
@@ -51,6 +57,10 @@ def samples(bench: Bench) -> Samples:
             for flush in FLUSHES:
                 with bench.broker(flush) as broker:
                     sample |= of_server(bench, program, flush, "flintmq", broker.address, broker.pid)
+                gateway = f"127.0.0.1:{free_ports(1)[0]}"
+                options = ("--set", f"remoting.listen={gateway}", "--set", "remoting.vip_channel=false")
+                with bench.broker(flush, *options) as broker:
+                    sample |= of_server(bench, program, flush, "gateway", gateway, broker.pid)
                 try:
                     if bench.alone:
                         raise Skipped("the comparison with Redis is off (--alone)")
@@ -68,7 +78,7 @@ def of_server(bench: Bench, program: Path, flush: str, name: str, address: str, 
     sample: Sample = {}
     for connections in CONNECTIONS:
         count = bench.count((MESSAGES if connections > 1 else ONE_AT_A_TIME)[flush])
-        with loaded(program, address, connections, max(count, connections), flint=name == "flintmq") as load:
+        with loaded(program, address, connections, max(count, connections), INPUTS[name]) as load:
             assert load.stdin is not None
             assert load.stdout is not None
             before = cpu_seconds(pid)
@@ -85,7 +95,7 @@ def of_server(bench: Bench, program: Path, flush: str, name: str, address: str, 
 
 @contextmanager
 def loaded(
-    program: Path, address: str, connections: int, count: int, *, flint: bool
+    program: Path, address: str, connections: int, count: int, make_input: Callable[[int], bytes]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run the load program until the block ends; its connections are open and warm."""
     command = [str(program), address.rpartition(":")[2], str(connections), str(count)]
@@ -93,7 +103,7 @@ def loaded(
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(flintmq_input(connections) if flint else redis_input(connections))
+            process.stdin.write(make_input(connections))
             process.stdin.flush()
             if process.stdout.readline() != b"ready\n":
                 raise BenchFailed("the load program failed; its error is above")
@@ -117,6 +127,24 @@ def flintmq_input(connections: int) -> bytes:
     return struct.pack("=6IQ", *numbers) + greeting + b"".join(requests)
 
 
+def gateway_input(connections: int) -> bytes:
+    """Return the program's input for the gateway: headers as the client for Java writes them."""
+    requests = []
+    for number in range(connections):
+        unique = random.randbytes(12).hex().upper()
+        properties = f"KEYS\\u0001{KEY}\\u0002UNIQ_KEY\\u0001{unique}{_COUNTER}\\u0002WAIT\\u0001true"
+        fields = {"a": "load", "b": TOPIC, "c": "TBW102", "d": QUEUES, "e": number % QUEUES, "f": 0, "g": _TIME}
+        fields |= {"h": 0, "i": properties, "j": 0, "k": "false", "m": "false", "n": "broker"}
+        pairs = ",".join(f'"{name}":"{value}"' for name, value in fields.items())
+        header = (
+            f'{{"code":{SEND_MESSAGE_V2},"extFields":{{{pairs}}},"flag":0,"language":"JAVA","opaque":{_OPAQUE},'
+            f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+        ).encode()
+        requests.append(LENGTHS.pack(4 + len(header) + BODY_BYTES, len(header)) + header + random.randbytes(BODY_BYTES))
+    places = (requests[0].index(text.encode()) for text in (_OPAQUE, _COUNTER, _TIME))
+    return struct.pack("=6IQ", 0, len(requests[0]), *places, 2, random.randrange(2**16)) + b"".join(requests)
+
+
 def redis_input(connections: int) -> bytes:
     """Return the program's input for Redis: XADD with the same body and key."""
     words = [b"XADD", servers.TOPIC.encode(), b"*", b"b", random.randbytes(BODY_BYTES), b"k", KEY.encode()]
@@ -129,6 +157,7 @@ def shown(connections: int) -> str:
     return f"{connections:,} connection{'s' if connections > 1 else ''}"
 
 
+INPUTS = {"flintmq": flintmq_input, "gateway": gateway_input, "redis": redis_input}
 ROWS = (("rate", "rate", "msg/s"), ("p50", "p50", "µs"), ("p99", "p99", "µs"), ("cpu", "broker's CPU", "µs/msg"))
 
 CASE = Case(
@@ -139,7 +168,7 @@ CASE = Case(
         for flush in FLUSHES
         for connections in CONNECTIONS
         for key, title, unit in ROWS
-        for name in ("flintmq", "redis")
+        for name in INPUTS
     ),
     samples,
 )

@@ -3,10 +3,11 @@
  *     closed_loop PORT CONNECTIONS REQUESTS < input
  *
  * The input: six numbers of 32 bits in the machine's order (bytes of a greeting, bytes of a request, where in the
- * request its id, its counter and its time are, and whether answers are FlintMQ's), a first counter of 64 bits, the
- * greeting, which is sent once on each connection, and one request for each connection. Each connection first sends
- * some requests that are not measured. Then the program prints "ready", waits for one more byte of input, and prints
- * one line of JSON: requests per second, p50 and p99 in microseconds, and its own CPU time, in microseconds a request.
+ * request its id, its counter and its time are, and the protocol), a first counter of 64 bits, the greeting, which is
+ * sent once on each connection, and one request for each connection. A request of RocketMQ's clients has its id and its
+ * time as decimal digits, and the low half of its counter as hexadecimal ones. Each connection first sends some
+ * requests that are not measured. Then the program prints "ready", waits for one more byte of input, and prints one
+ * line of JSON: requests per second, p50 and p99 in microseconds, and its own CPU time, in microseconds a request.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -21,10 +22,12 @@
 #include <unistd.h>
 
 enum { WARM_UP = 10, EVENTS = 1024, ANSWER_BYTES = 65536, SILENCE_MS = 30000 };
-static const char ACCEPTED[] = "\x94\x01\x00";
+enum { REDIS, FLINTMQ, ROCKETMQ };
+enum { FIRST_OPAQUE = 10000000 }; /* no leading zeros, which JSON does not allow */
+static const char ACCEPTED[] = "\x94\x01\x00", STORED[] = "{\"code\":0,";
 
 struct header {
-    uint32_t greeting_bytes, request_bytes, id_at, counter_at, time_at, is_flintmq;
+    uint32_t greeting_bytes, request_bytes, id_at, counter_at, time_at, protocol;
 } __attribute__((packed));
 
 struct client {
@@ -59,15 +62,23 @@ static void put64(char *to, uint64_t value) {
     put32(to + 4, value);
 }
 
+static void put_digits(char *to, uint64_t value, int base, int digits) {
+    for (int at = digits - 1; at >= 0; at--, value /= base) to[at] = "0123456789ABCDEF"[value % base];
+}
+
 static void read_input(void *to, size_t size) {
     if (size && fread(to, size, 1, stdin) != 1) fail("input");
 }
 
 static void send_request(struct client *client) {
-    if (header.is_flintmq) {
+    if (header.protocol == FLINTMQ) {
         put32(client->request + header.id_at, ++client->id);
         put64(client->request + header.counter_at, client->counter++);
         put64(client->request + header.time_at, now_ns(CLOCK_REALTIME) / 1000000);
+    } else if (header.protocol == ROCKETMQ) {
+        put_digits(client->request + header.id_at, FIRST_OPAQUE + ++client->id, 10, 8);
+        put_digits(client->request + header.counter_at, client->counter++, 16, 8);
+        put_digits(client->request + header.time_at, now_ns(CLOCK_REALTIME) / 1000000, 10, 13);
     }
     client->left--;
     client->sent_ns = now_ns(CLOCK_MONOTONIC);
@@ -77,8 +88,12 @@ static void send_request(struct client *client) {
 static void receive_answer(struct client *client) {
     ssize_t size = recv(client->fd, answer, sizeof answer, 0);
     if (size <= 0) fail("recv");
-    if (header.is_flintmq ? size < 16 || memcmp(answer + 8, ACCEPTED, 3) : answer[0] == '-') {
-        fprintf(stderr, "a request was refused: %.*s\n", (int)size, answer);
+    int accepted = header.protocol == FLINTMQ    ? size >= 16 && !memcmp(answer + 8, ACCEPTED, 3)
+                   : header.protocol == ROCKETMQ ? size >= 32 && !memcmp(answer + 8, STORED, sizeof STORED - 1)
+                                                 : answer[0] != '-';
+    if (!accepted) {
+        int before = header.protocol == REDIS ? 0 : 8; /* the lengths */
+        fprintf(stderr, "a request was refused: %.*s\n", (int)size - before, answer + before);
         exit(1);
     }
 }
