@@ -414,8 +414,9 @@ class Server:
 
     def _free_descriptors(self) -> bool:
         """Free the second descriptors that connections have, if there are any; return whether there were."""
-        short_sends = self._broker.short_sends
-        return short_sends is not None and short_sends.leave_all()
+        ways = (self._broker.short_sends, self._broker.short_pops)
+        left = [way.leave_all() for way in ways if way is not None]
+        return any(left)
 
     async def _connect(self, sock: socket.socket, host: str, port: int, listener: Listener) -> None:
         connection = listener.connect(self._broker, (host, port), self._lost)
