@@ -13,4 +13,5 @@ from flintmq.protocol.storage.archive import keys
 def test_a_kernel_hashes_as_the_plain_code_does(size: int) -> None:
     text = np.random.default_rng(size).integers(0, 256, size + 8, np.uint8)
     # A kernel's lengths are NumPy's integers while it runs interpreted.
-    assert xxh64(text, np.int64(size)) & 0xFFFFFFFFFFFFFFFF == keys.xxh64(text[:size].tobytes())
+    (length,) = np.array([size])
+    assert xxh64(text, length) & 0xFFFFFFFFFFFFFFFF == keys.xxh64(text[:size].tobytes())

@@ -5,8 +5,8 @@ message's UNIQ_KEY or one of its KEYS. XXH64 is specified in xxHash's ``xxhash_s
 
 A run is a sequence of entries of 16 bytes: the hash as an unsigned integer, then the physical offset, both big-endian;
 in ascending order of both. After every ``BLOCK_ENTRIES`` entries, and after the last, stands the CRC-32 of the entries
-since the CRC before. Hashes are spread evenly, so the block of a hash follows from the number of entries: a search
-reads the block that ``block_of`` names and, if the block does not enclose the hash, goes on to its neighbours.
+since the CRC before. Hashes are spread evenly, so the block of a hash follows from the number of entries, except that
+among n entries it may be some roots of n entries away (``reader``).
 """
 
 from __future__ import annotations
