@@ -173,7 +173,7 @@ class QueueInFlight:
         self.open.clear()
 
     def settle_all(self, receipts: Iterable[tuple[int, int]]) -> list[bool]:
-        """Settle messages by (offset, pop time); return for each whether its receipt is that of its current delivery."""
+        """Settle messages by (offset, pop time); return for each whether its receipt is its current delivery's."""
         valid = []
         for offset, pop_ms in receipts:
             delivery = self.open.get(offset)
