@@ -12,7 +12,7 @@ from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT
 from flintmq.protocol.remoting import codes
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
 from tests.delivery_tools import receive
-from tests.remoting_tools import RemotingBroker, RemotingSocket
+from tests.remoting_tools import RemotingBroker
 
 REPORTING = """
 import gc, os, signal, sys
@@ -45,9 +45,11 @@ def report(broker: RunningBroker) -> tuple[int, list[str]]:
 class Requests:
     """Requests of each kind, once for each call, from two connections."""
 
-    def __init__(self, broker: RunningBroker, connect: ConnectionFactory, remote: RemotingSocket) -> None:
-        self.remote = remote
-        self.one, self.other = connect(broker), connect(broker)
+    def __init__(self, broker: RunningBroker, connect: ConnectionFactory, gateway: RemotingBroker) -> None:
+        self.gateway = gateway
+        self.remote = gateway.connect()
+        self.connect = lambda: connect(broker)
+        self.one, self.other = self.connect(), self.connect()
         for connection in (self.one, self.other):
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sent = 0
@@ -106,6 +108,14 @@ class Requests:
     def gateway_heart_beat(self) -> None:
         self.remote.heart_beat("one", producers=("senders",))
 
+    def connection(self) -> None:
+        self.connect().close()
+
+    def gateway_connection(self) -> None:
+        with self.gateway.connect() as remote:
+            remote.produce(TOPIC, queueId=0)
+        self.sent += 1
+
     def delivery(self) -> None:
         self.produce()
         (delivery,) = receive(self.worker, 1)
@@ -122,7 +132,7 @@ def test_no_kind_of_request_leaves_objects_to_the_collector_or_imports_anything(
     gateway = RemotingBroker(broker, {"flush.policy": "async"}, program=("-c", REPORTING))
     running = gateway.running
     report(running)
-    requests = Requests(running, connect, gateway.connect())
+    requests = Requests(running, connect, gateway)
     left, imported = {}, set()
     for kind in KINDS:
         request: Callable[[], None] = getattr(requests, kind)
