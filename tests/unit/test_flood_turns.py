@@ -14,7 +14,10 @@ from flintmq.broker.background.flush import GroupCommitService
 from flintmq.broker.requests import dispatch
 from flintmq.broker.requests.broker import Broker
 from flintmq.broker.requests.dispatch import TURN_BACKLOG_SHARED_BYTES
-from tests.paired_brokers import broker_of, running
+from flintmq.protocol.commands import HELLO, PROTOCOL_VERSION, HelloRequest
+from flintmq.protocol.fields import encode_fields
+from flintmq.protocol.frames import REQUEST, encode_frame
+from tests.paired_brokers import Connected, broker_of, running
 from tests.store_tools import append, plain
 
 LARGE = TURN_BACKLOG_SHARED_BYTES // 6
@@ -87,5 +90,28 @@ def test_the_next_turn_waits_for_the_disk_only_if_others_would(
             await check(broker, turns)
             await loop_turns()
             assert turns.empty()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("number", "counts"), [(0, True), (-1, False)])
+def test_the_reports_of_a_follower_do_not_make_a_single_producer_one_of_several(
+    tmp_path: Path, number: int, counts: bool
+) -> None:
+    """``number``: of the follower that the second connection is; 0: it is a client."""
+
+    async def run() -> None:
+        async with running(tmp_path / "store", "sync") as lifecycle:
+            broker = broker_of(lifecycle)
+            producer, other = Connected(broker).connection, Connected(broker).connection
+            other.peer.follower = number
+            hello = encode_frame(REQUEST, HELLO.code, 1, encode_fields(HelloRequest(PROTOCOL_VERSION, "test")))
+            for connection in (producer, other):
+                view = connection.get_buffer(len(hello))
+                view[: len(hello)] = hello
+                connection.buffer_updated(len(hello))
+            assert broker.dispatch.sharing.last is (other if counts else producer)
+            for connection in (producer, other):
+                connection.connection_lost(None)
 
     asyncio.run(run())

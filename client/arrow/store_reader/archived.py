@@ -136,7 +136,7 @@ class _Stretch(LocalFiles):
         begin = self._start + at
         count = max(0, min(len(buffer), self._end - begin))
         if count:
-            buffer[:count] = self._fragment.read(begin, begin + count, ahead=True)
+            self._fragment.read_into(buffer[:count], begin, ahead=True)
         return count
 
     def next_data(self, handle: int, at: int) -> int | None:

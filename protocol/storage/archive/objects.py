@@ -492,10 +492,10 @@ class _Folder:
     def range(self, name: str, begin: int, end: int) -> bytes:
         fd = os.open(self._root / name, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            found = bytearray()
+            found = os.pread(fd, end - begin, begin)
             while len(found) < end - begin and (more := os.pread(fd, end - begin - len(found), begin + len(found))):
                 found += more
-            return bytes(found)
+            return found
         finally:
             os.close(fd)
 
