@@ -48,8 +48,8 @@ class Requests:
     def __init__(self, broker: RunningBroker, connect: ConnectionFactory, gateway: RemotingBroker) -> None:
         self.gateway = gateway
         self.remote = gateway.connect()
-        self.connect = lambda: connect(broker)
-        self.one, self.other = self.connect(), self.connect()
+        self.broker, self.connect = broker, connect
+        self.one, self.other = connect(broker), connect(broker)
         for connection in (self.one, self.other):
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sent = 0
@@ -109,7 +109,7 @@ class Requests:
         self.remote.heart_beat("one", producers=("senders",))
 
     def connection(self) -> None:
-        self.connect().close()
+        self.connect(self.broker).close()
 
     def gateway_connection(self) -> None:
         with self.gateway.connect() as remote:
