@@ -250,11 +250,11 @@ class Lifecycle:
             # The services run a little earlier than there is a broker.
             if self._broker is not None:
                 self._broker.pops.arrived(touched)
-                for topic, _, _ in touched:
-                    if topic in WAITING_TOPICS:
-                        self._broker.delays.dispatched(topic)
-                    elif topic == PREPARED_TOPIC and self._broker.staged.pending:
-                        self._broker.staged.wake()
+                topics = {topic for topic, _, _ in touched}
+                for topic in WAITING_TOPICS.intersection(topics):
+                    self._broker.delays.dispatched(topic)
+                if PREPARED_TOPIC in topics and self._broker.staged.pending:
+                    self._broker.staged.wake()
                 self._broker.dispatch.run_waiting()
 
         # A service that fails ends the process through ``fatal``, called on the loop.

@@ -80,9 +80,9 @@ class ArchivedReads:
 
     # ---- the queues; see ``ArchivedQueues``
 
-    def known_first(self, topic: str, queue_id: int) -> int | None:
+    def known_first(self, topic: str, queue_id: int, visible_from: int) -> int | None:
         held = self._firsts.get((topic, queue_id))
-        return None if held is None else held[2]
+        return held[2] if held is not None and held[1] == visible_from else None
 
     def first_offset(self, topic: str, queue_id: int, visible_from: int, *, hot: bool) -> int | None:
         held = self._firsts.get((topic, queue_id))
@@ -93,7 +93,7 @@ class ArchivedReads:
         if not _is_archive_thread():
             if hot:
                 raise InArchive
-            return None if held is None else held[2]
+            return self.known_first(topic, queue_id, visible_from)
         until = float("inf")
         found: int | None = None
         try:

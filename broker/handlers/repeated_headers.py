@@ -40,8 +40,11 @@ if TYPE_CHECKING:
     from ..store import TopicConfig
 
 HEADERS_PER_CONNECTION_MAX = 16
-"""Maximum number of headers that one connection keeps."""
-TRIES_MAX = 1_024
+"""Number of headers that each connection may keep."""
+MORE_HEADERS_MAX = 1_024
+"""Maximum number of headers that one connection keeps, for many topics, while fewer than half of ``HEADERS_MAX`` are
+kept: the other half is for connections with few."""
+TRIES_MAX = 2 * MORE_HEADERS_MAX
 """Maximum number of headers that a connection tries to keep: not every client packs them as ``ProduceHead`` and
 ``PullHead`` do."""
 HEADERS_MAX = 8_192
@@ -172,10 +175,10 @@ class RepeatedHeaders:
 
     def _may_keep(self) -> bool:
         """Return whether one more header may be kept."""
-        return (
-            len(self.headers) + len(self._pops) < HEADERS_PER_CONNECTION_MAX
-            and self._broker.counters.kept_headers < HEADERS_MAX
-        )
+        kept, of_all = len(self.headers) + len(self._pops), self._broker.counters.kept_headers
+        if kept < HEADERS_PER_CONNECTION_MAX:
+            return of_all < HEADERS_MAX
+        return kept < MORE_HEADERS_MAX and of_all < HEADERS_MAX // 2
 
     def _has_room(self, fixed: bytes) -> bool:
         """Return whether a header with these constant bytes is new, and may be kept."""

@@ -10,10 +10,12 @@ import pytest
 
 from flintmq.client import Admin, Consumer, Message, Producer, StoredMessage
 from flintmq.protocol.commands import PULL
-from flintmq.protocol.errors import SUCCESS, OffsetOutOfRange, ServiceNotAvailable
+from flintmq.protocol.errors import SUCCESS, MessageNotFound, OffsetOutOfRange, ServiceNotAvailable
+from flintmq.protocol.remoting import codes
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
 from tests.group_tools import until
 from tests.object_server import FaultyStore, ObjectServer
+from tests.remoting_tools import RemotingBroker, decode_records
 
 COUNT = 3_000
 QUEUES = 3
@@ -156,3 +158,41 @@ def test_a_bucket_that_is_away_fails_old_reads_alone(
     assert refused.code == ServiceNotAvailable.code
     assert "in the archive only" in refused.fields["message"]
     assert refused.fields["retry_after_ms"] > 0
+
+
+def test_rocketmqs_clients_read_on_in_the_archive(broker: BrokerFactory, tmp_path: Path) -> None:
+    remoting = RemotingBroker(broker, {**KEPT_NONE, "archive.url": str(tmp_path / "archive")})
+    running = remoting.running
+    fill(running.address)
+    until(lambda: first_file_is_gone(running.address), "retention")
+    with remoting.connect() as remote:
+        lowest = remote.call(codes.GET_MIN_OFFSET, {"topic": "orders", "queueId": 0})
+        assert lowest.fields["offset"] == "0"
+        bodies, offset = [], 0
+        while records := remote.pull("orders", 0, offset):
+            bodies += [record.body for record in records]
+            assert [record.queue_offset for record in records] == list(range(offset, offset + len(records)))
+            offset += len(records)
+        with Consumer(running.address) as consumer:
+            assert bodies == [each.body for each in consumer.iter("orders", until="latest") if each.queue == 0]
+        found = remote.call(
+            codes.QUERY_MESSAGE,
+            {"topic": "other", "key": "k1", "maxNum": 64, "beginTimestamp": 0, "endTimestamp": 1 << 62},
+        )
+        assert len(decode_records(bytes(found.body))) == COUNT // 100
+
+
+def test_a_topic_that_is_created_again_has_none_of_its_old_messages(running: RunningBroker, consumer: Consumer) -> None:
+    old = consumer.pull("other", 0, 0, 1).messages[0]
+    end = consumer.max_offset("other", 0)
+    with Admin(running.address) as admin, Producer(running.address) as producer:
+        admin.delete_topic("other")
+        admin.create_topic("other", queues=1)
+        assert consumer.min_offset("other", 0) == end
+        assert producer.send(Message("other", b"new")).queue_offset == end
+    with pytest.raises(OffsetOutOfRange):
+        consumer.pull("other", 0, 0)
+    assert [each.body for each in consumer.iter("other", until="latest")] == [b"new"]
+    assert list(consumer.query("other", "k1")) == []
+    with pytest.raises(MessageNotFound):
+        consumer.message(old.offset_id)

@@ -586,9 +586,10 @@ class PopService:
 
     def arrived(self, touched: Iterable[tuple[str, int, int]]) -> None:
         """Wake consumers: the queues (topic, queue, offset of the next message) have new messages."""
-        for topic, queue, _ in touched:
-            self.waits.arrived(topic, queue)
-            self.watches.arrived(topic, queue)
+        for waits in (self.waits, self.watches):
+            if waits.by_topic:
+                for topic, queue, _ in touched:
+                    waits.arrived(topic, queue)
 
     def freed(self, key: QueueKey) -> None:
         """Wake a consumer: the group may take from the queue again."""

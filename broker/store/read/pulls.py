@@ -320,13 +320,13 @@ class Pulls:
         queue = queue or self._queues.queue(topic, queue_id)
         max_offset = self._queues.end_of(topic, queue_id, queue)
         first = self._queues.first_offset(queue, hot=hot) if queue is not None else max_offset
+        min_offset = self._queues.shown_first(topic, queue_id, first)
         if offset < first and self.archived is not None:
             min_offset = self._queues.min_offset(topic, queue_id, hot=hot)
             if min_offset <= offset:
                 wanted = ArchivedPull(topic, queue_id, offset, first, min_offset, max_offset, selection)
                 return self.archived.pull(wanted)
-        min_offset = self._queues.shown_first(topic, queue_id, first)
-        if not min_offset <= offset <= max_offset:
+        if not first <= offset <= max_offset:
             raise OffsetOutOfRange(
                 f"offset {offset} of queue {queue_id} of {topic!r} is outside of [{min_offset}, {max_offset}]; pull "
                 "from one of these on",

@@ -120,7 +120,7 @@ class Queries:
         if search.cursor.startswith(ARCHIVE_CURSOR) and self.archived is not None:
             self._topics.existing(search.topic)
             return self._archived_page(self.archived, search, _position(search.cursor), behind_bytes)
-        found = self._local_page(search, hot, behind_bytes, visible_below)
+        found = self.local_page(search, hot, behind_bytes, visible_below)
         log_start = self._log.start_offset
         if self.archived is None or found.cursor or not log_start:
             return found
@@ -150,7 +150,7 @@ class Queries:
             size, last = size + len(blob), record.physical_offset
         return QueryResult(len(records), "", behind_bytes, _join(records))
 
-    def _local_page(
+    def local_page(
         self, search: KeySearch, hot: bool, behind_bytes: int = 0, visible_below: int | None = None
     ) -> QueryResult:
         """Return a page of the messages that are on the disk."""
@@ -297,7 +297,7 @@ class Queries:
         names.sort(key=lambda name: name.startswith((RETRY_TOPIC_PREFIX, DEAD_LETTER_TOPIC_PREFIX)))
         for name in names if may_show is None else filter(may_show, names):
             search = KeySearch(name, message_id, max_count=1, unique=True)
-            found = self._local_page(search, hot, visible_below=visible_below)
+            found = self.local_page(search, hot, visible_below=visible_below)
             if found.count:
                 return QueryResult(1, "", 0, found.body)
             damages += found.damaged

@@ -35,7 +35,7 @@ class ArchivedQueues(Protocol):
     there. ``visible_from``: the topic's messages before this physical offset are not shown.
     """
 
-    def known_first(self, topic: str, queue_id: int) -> int | None:
+    def known_first(self, topic: str, queue_id: int, visible_from: int) -> int | None:
         """Return the first queue offset, as far as it is known; None if there is none. Never waits."""
 
     def first_offset(self, topic: str, queue_id: int, visible_from: int, *, hot: bool) -> int | None:
@@ -123,10 +123,11 @@ class QueueReads:
 
     def shown_first(self, topic: str, queue_id: int, first: int) -> int:
         """Return what ``min_offset`` returns, as far as it is known; ``first``: the first offset on the disk."""
-        if self.archived is None or not first:
+        deleted_end = self._state.deleted_end(topic, queue_id)
+        if self.archived is None or first <= deleted_end:
             return first
-        found = self.archived.known_first(topic, queue_id)
-        return first if found is None else min(found, first)
+        found = self.archived.known_first(topic, queue_id, self._state.readable_from(topic))
+        return first if found is None else min(max(found, deleted_end), first)
 
     def tags_codes(self, topic: str, queue_id: int, first: int, end: int) -> frozenset[int] | None:
         """Return the tag codes of the messages from ``first`` up to ``end``; None if that would take too long."""

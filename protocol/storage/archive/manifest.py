@@ -19,6 +19,7 @@ from ...checked_json import CHECKSUM_KEY, encode_checked, take_checksum
 from .checked import Bytes, known_format, pack_checked, unpack_checked
 from .errors import CorruptObject
 from .fragment import FragmentName
+from .keys import HASH_MAX
 from .objects import IDENTITY as IDENTITY
 
 FORMAT = 1
@@ -148,7 +149,10 @@ class Group(NamedTuple):
 
 
 class KeyRun(NamedTuple):
-    """A merged run of keys, as the manifest lists it. It covers the fragments in ``[start, end)``."""
+    """A merged run of keys, as the manifest lists it. It covers the fragments in ``[start, end)``.
+
+    A long one is in several objects, each with the hashes from ``first_hash`` to ``last_hash``.
+    """
 
     name: str
     level: int
@@ -157,6 +161,8 @@ class KeyRun(NamedTuple):
     keys: int
     first_ms: int
     last_ms: int
+    first_hash: int = 0
+    last_hash: int = HASH_MAX
 
 
 class ArchiveGap(NamedTuple):

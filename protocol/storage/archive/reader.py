@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
+from math import isqrt
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -33,7 +34,17 @@ from .fragment import (
     head_end,
     stored_range,
 )
-from .keys import Entries, block_of, block_range, blocks_in, decode_blocks, key_hash, positions_of, run_bytes
+from .keys import (
+    BLOCK_ENTRIES,
+    HASH_MAX,
+    Entries,
+    block_range,
+    blocks_in,
+    decode_blocks,
+    key_hash,
+    positions_of,
+    run_bytes,
+)
 from .manifest import (
     IDENTITY,
     VERSIONS,
@@ -56,7 +67,8 @@ CACHE_BYTES = 64 * 1024 * 1024
 """Maximum number of bytes of the log that a reader keeps."""
 AHEAD_FRAMES, AHEAD_READS = 4, 4
 """Frames of one request ahead of a sequential read, and how many such requests are under way at a time."""
-THREADS = 8
+THREADS = 64
+"""Threads of a reader, which are started when they are needed: a search by key reads all runs side by side."""
 _FRAGMENTS_MAX = 1_024
 _GROUPS_MAX = 256
 _HEAD_BYTES = 64 * 1024
@@ -317,17 +329,19 @@ class ArchiveReader:
         hash_ = key_hash(topic, key)
         return {
             position
-            for found in self.pool.map(lambda run: self._search(run, hash_), self._runs(topic, since_ms, until_ms))
+            for found in self.pool.map(
+                lambda run: self._search(run, hash_), self._runs(topic, hash_, since_ms, until_ms)
+            )
             for position in found
         }
 
-    def _runs(self, topic: str, since_ms: int | None, until_ms: int | None) -> list[_Run]:
+    def _runs(self, topic: str, hash_: int, since_ms: int | None, until_ms: int | None) -> list[_Run]:
         """Return the runs that may have a key: the merged ones, and those of fragments that none of these covers."""
         manifest = self.manifest
         runs = [
-            _Run(run.name, 0, run.keys, None)
+            _Run(run.name, 0, run.keys, None, run.first_hash, run.last_hash)
             for run in manifest.runs
-            if run.keys and _may_be_in(run, since_ms, until_ms)
+            if run.keys and run.first_hash <= hash_ <= run.last_hash and _may_be_in(run, since_ms, until_ms)
         ]
         covered = [(run.start, run.end) for run in manifest.runs]
         for begin, end in _uncovered(covered, manifest.start, manifest.end):
@@ -337,28 +351,63 @@ class ArchiveReader:
         return runs
 
     def _search(self, run: _Run, hash_: int) -> list[int]:
-        """Return the positions of a hash in a run: from the block where it should be, and on to its neighbours."""
-        first = last = block_of(hash_, run.keys)
-        entries = self._block(run, first)
-        wanted = np.uint64(hash_)
-        while first > 0 and entries["hash"][0] >= wanted:
-            first -= 1
-            entries = np.concatenate((self._block(run, first), entries))
-        while last + 1 < blocks_in(run.keys) and entries["hash"][-1] <= wanted:
-            last += 1
-            entries = np.concatenate((entries, self._block(run, last)))
-        return positions_of(hash_, entries)
+        """Return the positions of a hash in a run.
 
-    def _block(self, run: _Run, block: int) -> Entries:
-        begin, end = block_range(block, run.keys)
+        Hashes are spread evenly, so that the k-th of n is near k / n of their range, but only within some roots of n
+        entries. So the first read takes a few blocks of a large run, and if they do not enclose the hash, how far they
+        miss it says where it is.
+        """
+        low, high = 0, blocks_in(run.keys)
+        first, end = _blocks_around(run.entries_below(hash_ - run.first_hash), run.keys, low, high)
+        while True:
+            entries = self._blocks(run, first, end)
+            begin, last = int(entries["hash"][0]), int(entries["hash"][-1])
+            if begin > hash_ and first > low:
+                high, away = first, run.entries_below(begin - hash_)
+                first, end = _blocks_around(first * BLOCK_ENTRIES - away, away, low, high)
+            elif last < hash_ and end < high:
+                low, away = end, run.entries_below(hash_ - last)
+                first, end = _blocks_around(end * BLOCK_ENTRIES + away, away, low, high)
+            else:
+                break
+        found = positions_of(hash_, entries)
+        step = 1
+        while begin == hash_ and first > 0:  # many messages have the key
+            end_before, first, step = first, max(first - step, 0), 2 * step
+            entries = self._blocks(run, first, end_before)
+            begin = int(entries["hash"][0])
+            found = positions_of(hash_, entries) + found
+        step = 1
+        while last == hash_ and end < blocks_in(run.keys):
+            begin_behind, end, step = end, min(end + step, blocks_in(run.keys)), 2 * step
+            entries = self._blocks(run, begin_behind, end)
+            last = int(entries["hash"][-1])
+            found += positions_of(hash_, entries)
+        return found
+
+    def _blocks(self, run: _Run, first: int, end: int) -> Entries:
+        """Return the entries of the blocks ``[first, end)`` of a run, in one request."""
+        begin, stop = block_range(first, run.keys)[0], block_range(end - 1, run.keys)[1]
         if run.entry is not None:
-            return decode_blocks(self.range(run.entry, run.name, run.at + begin, run.at + end), run.name)
+            return decode_blocks(self.range(run.entry, run.name, run.at + begin, run.at + stop), run.name)
         try:
-            return decode_blocks(self.objects.range(run.name, begin, end), run.name)
+            return decode_blocks(self.objects.range(run.name, begin, stop), run.name)
         except ObjectNotFound:
             raise CorruptObject(run.name, MISSING) from None
         except ObjectCutShort as error:
             raise CorruptObject(run.name, str(error)) from None
+
+
+BLOCKS_MAX = 16
+"""Maximum number of blocks that a search reads at a time: a MiB."""
+
+
+def _blocks_around(entry: int, of: int, low: int, high: int) -> tuple[int, int]:
+    """Return the blocks, within ``[low, high)``, in which a hash is that should be at ``entry``, which was reckoned
+    over a distance of ``of`` entries: within twice the standard deviation, or less if that are too many."""
+    margin = min(isqrt(of), (BLOCKS_MAX - 1) * BLOCK_ENTRIES // 2)
+    first = min(max((entry - margin) // BLOCK_ENTRIES, low), high - 1)
+    return first, min(max((entry + margin) // BLOCK_ENTRIES + 1, first + 1), high)
 
 
 _KEY_RECORDS = 64
@@ -367,12 +416,19 @@ _KEY_RECORDS = 64
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A sorted run of keys: its object, where it begins there, its length; the fragment that it belongs to, or None."""
+    """A sorted run of keys: its object, where it begins there, its length; the fragment that it belongs to, or None;
+    the hashes that it may have."""
 
     name: str
     at: int
     keys: int
     entry: Entry | None
+    first_hash: int = 0
+    last_hash: int = HASH_MAX
+
+    def entries_below(self, distance: int) -> int:
+        """Return how many entries have hashes in a range of this size, if they are spread evenly."""
+        return distance * self.keys // (self.last_hash - self.first_hash + 1)
 
 
 def _keys_of(record: Record) -> tuple[str, ...]:

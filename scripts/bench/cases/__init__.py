@@ -18,6 +18,7 @@ from . import (
     sends,
     tail,
     traces,
+    ways,
 )
 from .spark import SPARK_BATCH, SPARK_DECODE, SPARK_LATENCY, SPARK_STREAM
 
@@ -48,11 +49,13 @@ ALL: tuple[Case, ...] = (
     replication.CASE,
     sends.RECORD_CHECKSUM,
     process.IDLE,
+    process.FIRST_START,
     process.FOOTPRINT,
     beside.METRICS,
     beside.FAIRNESS,
     growth.CASE,
     many.CASE,
+    ways.CASE,
     peers.CASE,
     tail.CASE,
     remoting.CASE,
