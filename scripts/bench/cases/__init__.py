@@ -18,6 +18,7 @@ from . import (
     sends,
     tail,
     traces,
+    ways,
 )
 from .spark import SPARK_BATCH, SPARK_DECODE, SPARK_LATENCY, SPARK_STREAM
 
@@ -54,6 +55,7 @@ ALL: tuple[Case, ...] = (
     beside.FAIRNESS,
     growth.CASE,
     many.CASE,
+    ways.CASE,
     peers.CASE,
     tail.CASE,
     remoting.CASE,
