@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.archive import uploader
+from flintmq.broker.archive import leftovers, merge, uploader
 from flintmq.broker.archive.lineage import Writer
 from flintmq.broker.archive.merge import MERGED
 from flintmq.broker.store import MessageStore
 from flintmq.client import Message, Producer
-from flintmq.protocol.storage.archive.fragment import decode_index
+from flintmq.protocol.storage.archive.fragment import FragmentName, decode_index
 from flintmq.protocol.storage.archive.keys import key_hash, positions_of
 from flintmq.protocol.storage.archive.objects import Objects
 from flintmq.protocol.storage.archive.tables import ArchivedTable, decode_table, parse_table_object, table_object
@@ -23,7 +23,7 @@ from tests.group_tools import until
 from tests.object_server import FaultyStore, ObjectServer
 from tests.store_tools import SERVED, copy_store, dispatch, make_topic, open_store, plain, put
 from tests.store_tools import Message as Stored
-from tests.written_archive import STORE_ID, WrittenArchive, archive, archiving, has_all, newest
+from tests.written_archive import STORE_ID, WrittenArchive, archive, archiving, has_all, log_of, newest, records_of
 
 
 @pytest.fixture
@@ -293,3 +293,31 @@ def test_a_store_that_ignores_conditions_is_not_written_unless_there_is_one_writ
     assert not [each.name for each in Objects(tmp_path / "archive").list()]
     archive(store, _Lying(tmp_path / "archive"), single_writer=True)
     WrittenArchive(Objects(tmp_path / "archive")).assert_is(store)
+
+
+@pytest.mark.parametrize("objects", ["folder"], indirect=True)
+def test_what_no_reader_needs_is_deleted(
+    store: MessageStore, objects: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merge, "MERGED", 3)
+    objects.put("log/somebody-elses", b"stays")
+    lost = FragmentName(0, 0, 1, "0" * 16)
+    objects.put(lost.log, b"left behind by a writer that was killed")
+    for module, name in ((uploader, "READER_MS"), (leftovers, "READER_MS"), (leftovers, "ORPHAN_MS")):
+        monkeypatch.setattr(module, name, 0)
+    for name in ("SWEEP_S", "TABLES_S"):
+        monkeypatch.setattr(uploader, name, 0.05)
+    with archiving(store, objects) as service:
+        for number in range(4):
+            put(store, "orders", 0, plain(3, first=number))
+            store.flush()
+            until(lambda: has_all(store, service), "a fragment")
+        until(lambda: service.counts.merged_bytes > 0, "the merged fragment")
+        until(lambda: len(list(objects.list("manifest"))) <= 3, "the old versions")
+        until(lambda: len(list(objects.list("log"))) == 1 + 2 * len(newest(objects).entries), "the merged fragments")
+        assert (service.state, service.counts.failures) == ("running", 0)
+    assert objects.get("log/somebody-elses") == b"stays"
+    held = WrittenArchive(objects)
+    held.manifest = newest(objects)
+    assert [entry.end for entry in held.entries][-1] == store.write_offset
+    assert records_of(held.pieces()) == records_of(log_of(store))
