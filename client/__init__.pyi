@@ -11,6 +11,8 @@ from ..protocol.commands.admin import TopicInfo as TopicInfo
 from ..protocol.commands.admin import TopicTotals as TopicTotals
 from ..protocol.commands.admin import TopicView as TopicView
 from ..protocol.commands.admin import UserInfo as UserInfo
+from ..protocol.commands.archive import ArchiveGapRow as ArchiveGapRow
+from ..protocol.commands.archive import ArchiveStatus as ArchiveStatus
 from ..protocol.commands.groups import GroupInfo as GroupInfo
 from ..protocol.commands.groups import GroupMember as GroupMember
 from ..protocol.commands.groups import GroupQueue as GroupQueue

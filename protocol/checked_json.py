@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 PIECES_DEPTH = 2
-"""Depth of the pieces that are encoded at a time: each row of each table in a file is one piece."""
+"""Depth of the pieces that are encoded at a time: some rows of a table in a file are one piece."""
+ROWS_A_PIECE = 64
 
 CHECKSUM_KEY = "flintmqCrc32"
 """Key of the CRC-32 of the rest of the table as ``json.dumps`` without arguments writes it; eight hex digits."""
@@ -53,6 +55,13 @@ def _pieces(value: Any, depth: int) -> Iterator[str]:
         yield json.dumps(value)
         return
     before = "{"
+    if depth == 1:
+        rows = iter(value.items())
+        while some := dict(islice(rows, ROWS_A_PIECE)):
+            yield f"{before}{json.dumps(some)[1:-1]}"
+            before = ", "
+        yield "}" if value else "{}"
+        return
     for key, part in value.items():
         yield f"{before}{json.dumps(key)}: "
         yield from _pieces(part, depth - 1)

@@ -10,6 +10,7 @@ from typing import Any
 from flintmq.broker.archive.lineage import Writer, random_hex
 from flintmq.broker.archive.uploader import ArchiveService
 from flintmq.broker.config import ArchiveSection
+from flintmq.broker.replication.member.tables import archived_tables
 from flintmq.broker.store import MessageStore
 from flintmq.protocol.storage.archive.fragment import decode_index, parse_name, pieces_in
 from flintmq.protocol.storage.archive.manifest import ArchiveManifest, Entry, decode_group, find_newest
@@ -18,6 +19,8 @@ from tests.group_tools import until
 from tests.store_tools import dispatch
 
 STORE_ID = "0123456789abcdef"
+LOOK_S = 0.01
+"""Interval at which the service looks for new records: shorter than a broker's, so that tests are short."""
 
 
 def service_of(
@@ -30,7 +33,12 @@ def service_of(
 
     section = ArchiveSection(**{"url": objects.url, "interval_ms": 100, **settings})
     writer = writer or Writer(STORE_ID, "", 0, random_hex(), store.settings.commitlog_file_bytes)
-    return ArchiveService(store, section, objects, writer, lambda function, *arguments: function(*arguments), fatal)
+    tables = archived_tables(store)
+    service = ArchiveService(
+        store, section, objects, writer, tables, lambda function, *arguments: function(*arguments), fatal
+    )
+    service.interval_seconds = LOOK_S
+    return service
 
 
 @contextmanager

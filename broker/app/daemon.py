@@ -14,7 +14,6 @@ import logging
 import os
 import resource
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -36,6 +35,7 @@ from .output import Banner, ServiceManager, set_up_logging
 if TYPE_CHECKING:
     from ..config import Settings
     from ..store import RecoveryReport
+    from .kernel_compiler import KernelCompiler
     from .lifecycle import Lifecycle
 
 log = logging.getLogger(__name__)
@@ -137,6 +137,7 @@ def main() -> None:
     type=Completed("sync", "async"),
     help="Acknowledge messages when they are on disk, or when they are written.  [default: sync]",
 )
+@click.option("--warm", is_flag=True, help="Compile the kernels first if need be, instead of beside a slow broker.")
 @click.option("--insecure", is_flag=True, help="Listen beyond loopback without authentication.")
 @click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="A TOML file with settings.")
 @click.option(
@@ -150,6 +151,7 @@ def serve(
     store: str | None,
     listen: str | None,
     flush: str | None,
+    warm: bool,
     insecure: bool,
     config: Path | None,
     assignments: tuple[str, ...],
@@ -164,13 +166,17 @@ def serve(
     banner = Banner(sys.stdout)
     try:
         with _ends_at_once():
-            _load_kernels(banner)  # first, because other imports would compile them without showing progress
+            missing = _load_kernels(banner)  # first, because other imports would do it without showing progress
         settings = _settings(config, assignments, flags)
     except ConfigurationError as error:
         _give_up(error, EXIT_CONFIGURATION)
     set_up_logging(settings.log.level, settings.log.format)
     _tune()
-    sys.exit(_run(settings, banner))
+    compiler = None
+    if missing:
+        with _ends_at_once():
+            compiler = _compile_kernels(settings, banner, warm)
+    sys.exit(_run(settings, banner, compiler))
 
 
 def _stop_before_start(number: int, stack: object) -> NoReturn:
@@ -245,10 +251,17 @@ class StartInterrupted(Exception):
     """A signal arrived while the broker was starting."""
 
 
-def _run(settings: Settings, banner: Banner) -> int:
+def _run(settings: Settings, banner: Banner, compiler: KernelCompiler | None) -> int:
+    async def serve() -> int:
+        try:
+            return await _serve(settings, banner, compiler)
+        finally:
+            if compiler is not None:
+                compiler.stop()  # while there is the loop, which its thread calls
+
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            return runner.run(_serve(settings, banner))
+            return runner.run(serve())
     except ConfigurationError as error:
         _give_up(error, EXIT_CONFIGURATION)
     except (FlintError, OSError) as error:
@@ -256,14 +269,35 @@ def _run(settings: Settings, banner: Banner) -> int:
         return EXIT_REFUSED
 
 
-def _load_kernels(banner: Banner) -> None:
+def _load_kernels(banner: Banner) -> int:
+    """Load the kernels; return how many run interpreted because the cache lacks them.
+
+    If no other process could fill the cache, compile them here instead.
+    """
+    from ...protocol.storage.arrays import jit
     from .. import kernels
 
-    if not kernels.any_compiled():
+    if not jit.only_load(kernels.PACKAGE) and not kernels.any_compiled():
         banner.compiling()
     total = len(kernels.SERVING_MODULES)
     for done, (name, _) in enumerate(kernels.warm(kernels.SERVING_MODULES), 1):
         banner.progress(f"kernels ({name})", done, total)
+    return jit.interpreted_count()
+
+
+def _compile_kernels(settings: Settings, banner: Banner, first: bool) -> KernelCompiler | None:
+    """Begin to compile the missing kernels in a process of its own. With ``first``, or if the broker could not work
+    with interpreted ones, wait for its end, and return None; end this process if it failed."""
+    from .kernel_compiler import KernelCompiler, is_short
+
+    compiler = KernelCompiler()
+    # Interpreted, the kernels take too long for a long log, and a member of a replica set could lose its lead.
+    if first or settings.replication.set or not is_short(Path(settings.store.path).expanduser() / "commitlog"):
+        banner.compiling()
+        if not compiler.wait(banner.progress):
+            sys.exit(EXIT_REFUSED)
+        return None
+    return compiler
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -274,7 +308,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-async def _serve(settings: Settings, banner: Banner) -> int:
+async def _serve(settings: Settings, banner: Banner, compiler: KernelCompiler | None) -> int:
     from ..addresses import format_address
     from .lifecycle import Lifecycle
 
@@ -288,6 +322,8 @@ async def _serve(settings: Settings, banner: Banner) -> int:
         banner.progress(stage, done, total)
         manager.starting(stage, done, total)
 
+    if compiler is not None:
+        compiler.start(lambda: loop.call_soon_threadsafe(lambda: lifecycle.use_compiled_kernels()))
     # Beside the wait for a signal, so that a long recovery can be stopped.
     start = loop.create_task(lifecycle.start(signals.or_stop(progress)))
     stopping = loop.create_task(signals.first.wait())
@@ -339,10 +375,13 @@ def _reload(lifecycle: Lifecycle) -> None:
 
 
 def _ready(settings: Settings, banner: Banner, lifecycle: Lifecycle, report: RecoveryReport) -> None:
+    from ...protocol.storage.arrays.jit import interpreted_count
+
     # First, or ``freeze`` would keep the garbage of the start for good.
     gc.collect()
     gc.freeze()  # later collections skip the objects of the start, which live as long as the process
-    banner.ready(settings, __version__, os.getpid(), lifecycle.address, lifecycle.metrics_address, report)
+    interpreted = interpreted_count()
+    banner.ready(settings, __version__, os.getpid(), lifecycle.address, lifecycle.metrics_address, report, interpreted)
     log.info("ready after %.2f s", time.monotonic() - _STARTED)
 
 
@@ -407,30 +446,25 @@ def _tune() -> None:
 
 # ---- warm ----
 
-_WARM = """
-import sys
-from flintmq.broker import kernels
-for name, seconds in kernels.warm():
-    print(name, seconds, flush=True)
-"""
-
 
 @main.command()
 def warm() -> None:
     """Compile the kernels, or check that they are compiled, so that the first start is fast."""
     _check_extra()
+    from .kernel_compiler import Compilation
+
     began = time.monotonic()
     # In a separate process, whose end frees the compiler's memory; and a broken cache cannot crash this one.
-    with subprocess.Popen([sys.executable, "-c", _WARM], stdout=subprocess.PIPE, text=True) as child:  # noqa: S603 - our own text
-        assert child.stdout is not None
-        try:
-            for line in child.stdout:
-                name, seconds = line.split()
-                click.echo(f"kernels: {name} {float(seconds):.1f} s")
-        except OutputFailed:
-            child.kill()
-            raise
-    if child.returncode != 0:
+    compilation = Compilation()
+    try:
+        for name, seconds in compilation:
+            click.echo(f"kernels: {name} {seconds:.1f} s")
+    except (OutputFailed, KeyboardInterrupt):
+        compilation.stop()
+        raise
+    if compilation.exit_code:
+        for line in compilation.output:
+            click.echo(escape(line), err=True)
         click.echo("flintmq-broker: cannot compile the kernels; see the reason above", err=True)
         sys.exit(EXIT_REFUSED)
     click.echo(f"kernels: ready in {time.monotonic() - began:.1f} s")

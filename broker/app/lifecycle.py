@@ -40,7 +40,9 @@ from ..security.users import Authenticator, UserTable
 from ..store import MessageStore, RecoveryReport
 
 if TYPE_CHECKING:
+    from ...protocol.storage.archive.manifest import ArchiveManifest
     from ...protocol.storage.archive.objects import Objects
+    from ..archive.reads import ArchivedReads
     from ..remoting.gateway import RemotingGateway
     from ..replication.core.stream import Patience
     from .set_membership import SetMembership
@@ -70,6 +72,7 @@ class Lifecycle:
         self._settings = settings
         self.ended = asyncio.Event()
         """Set when the broker must be stopped and started again: its role in a replica set has changed, or the log."""
+        self._is_stopping = False
         self._set: SetMembership | None = None
         if settings.replication.set:
             # Late, because a broker on its own needs none of these modules.
@@ -91,6 +94,7 @@ class Lifecycle:
             from ..archive.uploader import open_archive
 
             self._archive = open_archive(settings.archive)
+        self._archived_reads: ArchivedReads | None = None
         self._readers = ThreadPoolExecutor(settings.server.reader_threads, thread_name_prefix="reader")
         metrics = settings.metrics
         hosts = Hosts("" if metrics.listen == METRICS_OFF else metrics.listen, metrics.hosts)
@@ -246,11 +250,11 @@ class Lifecycle:
             # The services run a little earlier than there is a broker.
             if self._broker is not None:
                 self._broker.pops.arrived(touched)
-                for topic, _, _ in touched:
-                    if topic in WAITING_TOPICS:
-                        self._broker.delays.dispatched(topic)
-                    elif topic == PREPARED_TOPIC and self._broker.staged.pending:
-                        self._broker.staged.wake()
+                topics = {topic for topic, _, _ in touched}
+                for topic in WAITING_TOPICS.intersection(topics):
+                    self._broker.delays.dispatched(topic)
+                if PREPARED_TOPIC in topics and self._broker.staged.pending:
+                    self._broker.staged.wake()
                 self._broker.dispatch.run_waiting()
 
         # A service that fails ends the process through ``fatal``, called on the loop.
@@ -282,6 +286,8 @@ class Lifecycle:
             BrokerProcess(loop, self._readers, fatal, report.seconds, self.metrics_address),
         )
 
+        if self._archive is not None:
+            self._start_archived_reads(store, self._broker)
         # These need the broker, which needs the services.
         flush.on_flushed = self._broker.flushed
         self._broker.stall.start()
@@ -292,6 +298,20 @@ class Lifecycle:
         ]
         self._checkpoint, self._retention = checkpoint, retention
         return self._broker
+
+    def _start_archived_reads(self, store: MessageStore, broker: Broker) -> None:
+        """Let clients read what only the archive has."""
+        from ...protocol.storage.archive.objects import Objects
+        from ..archive.reads import DEADLINE_S, ArchivedReads
+
+        def written() -> ArchiveManifest | None:
+            return broker.archive.manifest if broker.archive is not None else None
+
+        reads = ArchivedReads(Objects(self._settings.archive.url, deadline_s=DEADLINE_S), written)
+        broker.archived_reads = self._archived_reads = reads
+        store.queue_reads.archived = reads
+        store.pulls.archived = reads
+        store.queries.archived = reads
 
     def _archived_offset(self) -> int:
         """Return the physical offset below which the log is archived, as far as it is known. Any thread."""
@@ -319,6 +339,7 @@ class Lifecycle:
         """Copy the log into the archive from now on."""
         from ..archive.lineage import Writer, process_id
         from ..archive.uploader import ArchiveService
+        from ..replication.member.tables import archived_tables
 
         replication = self._settings.replication
         store_id, epoch = store.state.archive_id, 0
@@ -330,15 +351,31 @@ class Lifecycle:
             store_id, replication.set, epoch, process_id(os.getpid()), self._settings.store.commitlog_file_bytes
         )
         service = ArchiveService(
-            store, self._settings.archive, objects, writer, self._loop.call_soon_threadsafe, self._fatal
+            store,
+            self._settings.archive,
+            objects,
+            writer,
+            archived_tables(store),
+            self._loop.call_soon_threadsafe,
+            self._fatal,
         )
         broker.archive = service
         self._services.append(service)
         broker.when_settings_change.append(lambda settings: setattr(service, "settings", settings.archive))
         service.start()
 
+    def use_compiled_kernels(self) -> None:
+        """Begin what only compiled kernels do, if they have been compiled since the start: short sends, flushes in a
+        compiled thread. Only for the loop."""
+        if self._broker is None or self._is_stopping:
+            return
+        self._broker.begin_short_ways()
+        if isinstance(self._broker.flush, GroupCommitService):
+            self._broker.flush.use_compiled_thread(self._loop)
+
     async def stop(self) -> None:
         """Stop whatever was started, in order: connections, services, store. A closed store has no abort file."""
+        self._is_stopping = True
         self._endpoint.stopping()
         if self._set is not None:
             # First, because a primary hands over while its followers are still connected.
@@ -358,8 +395,9 @@ class Lifecycle:
             self._broker.transaction_checks.stop()
             self._broker.transactions.stop()
             self._broker.reput.stop_on_loop()
-            if self._broker.short_sends is not None:
-                self._broker.short_sends.close()
+            for way in (self._broker.short_sends, self._broker.short_pops):
+                if way is not None:
+                    way.close()
         await self._loop.run_in_executor(None, self._close)
         self._endpoint.close()
 
@@ -369,6 +407,8 @@ class Lifecycle:
             self._broker.topic_changes.close()
         # Reads use files of the store and state of the services.
         self._readers.shutdown()
+        if self._archived_reads is not None:
+            self._archived_reads.close()
         for service in reversed(self._services):
             service.stop()
 

@@ -30,6 +30,10 @@ FLUSH_MEANING = {
     "async": "async: a message is acknowledged when it is written; a crash of the machine can lose the newest",
 }
 
+COMPILING = (
+    "first start: they are compiled for this machine beside the broker, for up to a minute; until then it is slow"
+)
+
 
 class Banner:
     """Writer of the start's output: with colour on a terminal, otherwise plain lines."""
@@ -52,7 +56,7 @@ class Banner:
             self._line(f"starting, {now - self._started:.0f} s: {stage}{share}")
 
     def compiling(self) -> None:
-        """Say why a first start takes long, before it is quiet for seconds."""
+        """Say why a start takes long, before it is quiet for seconds."""
         self._line("first start: compiling the kernels for this machine, up to a minute; later starts load them")
 
     def ready(
@@ -63,8 +67,10 @@ class Banner:
         address: tuple[str, int],
         metrics_address: str,
         report: RecoveryReport,
+        interpreted: int = 0,
     ) -> None:
-        """Print the banner; its last line is the address of the open port."""
+        """Print the banner; its last line is the address of the open port. ``interpreted``: number of kernels that are
+        not compiled yet."""
         from ..addresses import format_address  # imported late: it imports all commands, which ``--help`` does not need
 
         rows = [
@@ -72,6 +78,7 @@ class Banner:
             ("flush", FLUSH_MEANING[settings.flush.policy]),
             ("recovery", f"{report.seconds:.2f} s {_recovered(report)}"),
             *([("damage", report.damage)] if report.damage else []),
+            *([("kernels", COMPILING)] if interpreted else []),
             ("metrics", f"http://{metrics_address}/metrics" if metrics_address else "off"),
         ]
         where = f"listening on {format_address(*address)}"

@@ -8,6 +8,7 @@ stored and delivered as without it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import queue
@@ -15,17 +16,28 @@ import random
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from ...protocol.errors import ConfigurationError
 from ...protocol.storage.archive.errors import ArchiveError
-from ...protocol.storage.archive.fragment import FRAGMENT_BYTES, CompressionMissing, FragmentName, check_compression
-from ...protocol.storage.archive.manifest import Entry, Group
+from ...protocol.storage.archive.fragment import (
+    FRAGMENT_BYTES,
+    Compression,
+    CompressionMissing,
+    FragmentName,
+    check_compression,
+)
+from ...protocol.storage.archive.manifest import GROUPS, VERSIONS, ArchiveManifest, Entry, Group, decode_group
 from ...protocol.storage.archive.objects import ConditionsIgnored, ObjectError, Objects
+from ...protocol.storage.archive.tables import TABLES, ArchivedTable, encode_table, table_object
 from ..background.loop_work import Service
+from . import RUNNING, STARTING, STOPPED, UNAVAILABLE
 from .cutter import Cutter, DamagedLog
+from .leftovers import ORPHAN_MS, READER_MS, old_tables, old_versions, orphans
 from .lineage import ArchiveStopped, Lineage, NewFragment, ReadAgain, Writer, random_hex
+from .merge import merged, next_merge
 
 if TYPE_CHECKING:
     from ..background.loop_work import OnFatal, Post
@@ -41,10 +53,14 @@ PAUSE_MIN_S, PAUSE_MAX_S = 0.5, 5.0
 LOOK_S = 0.25
 """Interval at which the service looks for new records; nothing wakes it, so that messages do not pay for it."""
 
-STARTING = "starting"
-RUNNING = "running"
-UNAVAILABLE = "unavailable"
-STOPPED = "stopped"
+TABLES_S = 10.0
+"""Minimum interval at which changed tables are written."""
+CARE_AGAIN_S = 60.0
+"""Pause after merging or sweeping has failed."""
+SWEEP_S = 600.0
+"""Interval at which objects are looked for that are no longer needed."""
+STOP_S = 1.0
+"""Time that a stop waits for the thread, which may be in a request that the bucket does not answer."""
 
 
 @dataclass(slots=True)
@@ -54,8 +70,8 @@ class ArchiveCounts:
     fragments: int = 0
     raw_bytes: int = 0
     stored_bytes: int = 0
+    merged_bytes: int = 0
     failures: int = 0
-    requests: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -82,6 +98,34 @@ def open_archive(settings: ArchiveSection) -> Objects:
     return Objects(settings.url, kms_key=settings.kms_key)
 
 
+@dataclass(slots=True)
+class _Work:
+    """Something that a thread of its own does. ``result``: a fragment that replaces ``old`` ones."""
+
+    what: str
+    run: Callable[[], NewFragment | None]
+    old: Sequence[Entry] = ()
+    ended: bool = False
+    result: NewFragment | None = None
+    error: Exception | None = None
+
+
+class TableSource(Protocol):
+    """A table beside the log. ``version``: changes with the table, called on the loop; ``read``: any thread."""
+
+    name: str
+
+    def version(self) -> object:
+        """Return a value that changes with the table."""
+
+    def read(self) -> bytes:
+        """Return the table's content."""
+
+
+class Interrupted(ObjectError):
+    """The broker stops; a request is not tried again."""
+
+
 class LogGone(Exception):
     """Retention deleted a part of the log while it was being read."""
 
@@ -98,14 +142,27 @@ class ArchiveService(Service):
         settings: ArchiveSection,
         objects: Objects,
         writer: Writer,
+        tables: Sequence[TableSource],
         post: Post,
         on_fatal: OnFatal,
     ) -> None:
         super().__init__(post, on_fatal)
         self._store = store
+        self._tables = tables
+        self._table_versions: dict[str, object] = {}
+        """Versions of the tables that are in the archive."""
+        self._next_tables = 0.0
+        self._work: _Work | None = None
+        self._replaced: list[tuple[float, list[str]]] = []
+        """Objects of merged fragments, and from when on no reader needs them, by ``time.monotonic``. A restart forgets
+        them; then they are orphans."""
+        self._next_care = 0.0
+        self._next_sweep = time.monotonic() + SWEEP_S
+        self._next_orphans = self._next_sweep
         self.settings = settings
         """May be replaced at any time, except for the URL."""
         self._objects = objects
+        objects.on_trouble = self._troubled
         self._writer = writer
         self._lineage: Lineage | None = None
         self._cutter = Cutter(self._read, self._end_of_file)
@@ -141,9 +198,19 @@ class ArchiveService(Service):
         return max(now_ms - since, 0) if since else 0
 
     @property
-    def lineage(self) -> Lineage | None:
-        """The archive, None until it was read. Only its manifest may be looked at by other threads."""
-        return self._lineage
+    def url(self) -> str:
+        """Where the archive is."""
+        return self._objects.url
+
+    @property
+    def manifest(self) -> ArchiveManifest | None:
+        """The newest version of the manifest; None until it was read."""
+        lineage = self._lineage
+        return lineage.manifest if lineage is not None else None
+
+    def requests(self) -> dict[str, int]:
+        """Return the number of requests to the bucket since the broker started, by verb."""
+        return dict(self._objects.requests)
 
     # ---- the service
 
@@ -170,8 +237,12 @@ class ArchiveService(Service):
         try:
             if self._lineage is None:
                 self._open()
+            assert self._lineage is not None
+            self._lineage.settle()
             more = self._list_finished()
             more |= self._begin_uploads()
+            self._save_tables()
+            more |= self._care()
         except ReadAgain as error:
             log.info("%s", error)
             self._begin_again()
@@ -305,12 +376,134 @@ class ArchiveService(Service):
                 self._hand_over(upload)
         return bool(finished)
 
+    # ---- tables
+
+    def _save_tables(self) -> None:
+        """Write the tables that have changed, if it is time."""
+        now = time.monotonic()
+        if now < self._next_tables or self._stopping:
+            return
+        versions = self._versions()
+        changed = [table for table in self._tables if self._table_versions.get(table.name) != versions.get(table.name)]
+        contents = [(table.name, table.read()) for table in changed]
+        # Taken after the tables, which therefore refer to nothing beyond it.
+        start, at_ms = self._store.write_offset, self._store.clock.seen_ms()
+        for name, content in contents:
+            self._objects.put(table_object(start, name), encode_table(ArchivedTable(name, start, at_ms, content)))
+            self._table_versions[name] = versions[name]
+        self._next_tables = now + max(self.settings.interval_ms / 1000, TABLES_S)
+
+    def _versions(self) -> dict[str, object]:
+        """Return the tables' versions, which belong to the loop; none if it is not there any more."""
+        answers: queue.SimpleQueue[dict[str, object]] = queue.SimpleQueue()
+        self._call_on_loop(lambda: answers.put({table.name: table.version() for table in self._tables}))
+        with contextlib.suppress(queue.Empty):
+            return answers.get(timeout=STOP_S)
+        return dict(self._table_versions)
+
     def _begin_again(self) -> None:
         """Forget what was read of the archive. Fragments under way are listed by nobody."""
-        self._lineage = None
+        self._lineage = self._work = None
         self._uploads.clear()
 
+    # ---- care: merging and sweeping, on a thread of its own
+
+    def _care(self) -> bool:
+        """Take over what the other thread has done, and have it do what is next; return whether there may be more."""
+        assert self._lineage is not None
+        work, now = self._work, time.monotonic()
+        if work is not None:
+            if not work.ended:
+                return False
+            self._work = None
+            if work.error is not None:
+                self.counts.failures += 1
+                log.error("cannot %s of the archive %s: %s", work.what, self._objects.url, work.error)
+                self._next_care = now + CARE_AGAIN_S
+                return False
+            if work.result is not None:
+                self._replace(work.old, work.result)
+            return True
+        if now < self._next_care or self._uploads or self._stopping:
+            return False
+        old = next_merge(self._lineage.manifest.entries)
+        if old:
+            epoch, compression = self._writer.epoch, self.settings.compression
+            self._begin_work(_Work("merge fragments", lambda: self._merge(old, epoch, compression), old))
+        elif now >= self._next_sweep:
+            self._next_sweep = now + SWEEP_S
+            replaced = {name for due, names in self._replaced if due <= now for name in names}
+            self._replaced = [each for each in self._replaced if each[0] > now]
+            lineage = self._lineage
+            self._begin_work(_Work("sweep objects", lambda: self._sweep(lineage, replaced)))
+        return False
+
+    def _begin_work(self, work: _Work) -> None:
+        self._work = work
+
+        def run() -> None:
+            try:
+                work.result = work.run()
+            except Exception as error:  # noqa: BLE001 - the service's thread decides what it means
+                work.error = error
+            work.ended = True
+            self.wake()
+
+        threading.Thread(target=run, name="flintmq-archive-care", daemon=True).start()
+
+    def _merge(self, old: Sequence[Entry], epoch: int, compression: Compression) -> NewFragment:
+        """Write one fragment that holds what the old ones hold."""
+        new = merged(self._objects, old, Cutter(self._read, self._end_of_file), epoch, compression)
+        self._objects.create(new.name.idx, new.idx)
+        self._objects.create(new.name.log, new.log)
+        return new
+
+    def _replace(self, old: Sequence[Entry], new: NewFragment) -> None:
+        """Have the manifest list the new fragment instead; the old ones stay for the readers that hold an older one."""
+        assert self._lineage is not None
+        if not self._lineage.replace(old, new):
+            return
+        self._note_archived()
+        self.counts.merged_bytes += len(new.log) + len(new.idx)
+        names = [name for entry in old for name in (entry.name.log, entry.name.idx)]
+        self._replaced.append((time.monotonic() + READER_MS / 1000, names))
+
+    def _sweep(self, lineage: Lineage, replaced: Set[str]) -> None:
+        """Delete what no reader can still need."""
+        objects, now_ms = self._objects, time.time_ns() // 10**6
+        for_orphans = time.monotonic() >= self._next_orphans
+        versions, tables = list(objects.list(VERSIONS.rstrip("/"))), list(objects.list(TABLES))
+        listed = list(itertools.chain(objects.list("log"), objects.list(GROUPS.rstrip("/")))) if for_orphans else []
+        # After the lists: an object in them that the newest version does not name was named by none that will come. So
+        # a process that was paused for days deletes nothing of what another has written since.
+        manifest = lineage.newest()
+        if manifest is None or manifest.writer != self._writer.id:
+            return
+        entries = list(manifest.entries)
+        if for_orphans:
+            self._next_orphans = time.monotonic() + ORPHAN_MS / 1000
+            for group in manifest.groups:
+                entries += decode_group(objects.get(group.name), group.name)[0]
+        named = {group.name for group in manifest.groups}
+        named.update(name for entry in entries for name in (entry.name.log, entry.name.idx))
+        gone = [*old_versions(versions, manifest, now_ms), *old_tables(tables, now_ms), *(replaced - named)]
+        gone += orphans(listed, named, now_ms)
+        for name in gone:
+            if self._stopping:
+                return
+            objects.delete(name)
+        if gone:
+            log.info("deleted %d objects of the archive %s that no reader needs", len(gone), objects.url)
+
     # ---- states
+
+    def _troubled(self, reason: str) -> None:
+        """Note that a request failed and is about to be tried again."""
+        if self._stopping:
+            raise Interrupted(f"{reason}; the broker stops")
+        self.counts.failures += 1
+        if self.state != STOPPED:
+            self._says_unavailable(reason)
 
     def _runs(self) -> None:
         if self.state == UNAVAILABLE:
@@ -320,12 +513,17 @@ class ArchiveService(Service):
 
     def _fails(self, error: Exception) -> None:
         """Note a failure that may pass, and wait."""
+        if self._stopping:
+            return
         self.counts.failures += 1
-        if self.state != UNAVAILABLE:
-            log.warning("the archive %s cannot be written: %s; it is tried again", self._objects.url, error)
-        self.state, self.reason = UNAVAILABLE, str(error)
+        self._says_unavailable(str(error))
         self._retry_at = time.monotonic() + random.uniform(PAUSE_MIN_S, self._pause_s)  # noqa: S311 - only a pause
         self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+
+    def _says_unavailable(self, reason: str) -> None:
+        if self.state != UNAVAILABLE:
+            log.warning("the archive %s cannot be written: %s; it is tried again", self._objects.url, reason)
+        self.state, self.reason = UNAVAILABLE, reason
 
     def _stop_for_good(self, error: Exception) -> None:
         log.error("this broker archives no more: %s", error)
@@ -354,7 +552,3 @@ class ArchiveService(Service):
                 raise DamagedLog(physical_offset + done + read, "no more bytes in its file")
             with contextlib.suppress(OSError, AttributeError):  # not on every system
                 os.posix_fadvise(file.fd, at + done, read, os.POSIX_FADV_DONTNEED)
-
-
-STOP_S = 1.0
-"""Time that a stop waits for the thread: it may be in a request that the bucket does not answer."""

@@ -20,7 +20,7 @@ import time
 from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -40,6 +40,19 @@ if TYPE_CHECKING:
 OnSynced = Callable[[OSError | None], None]
 """Called on the loop after a sync, with its error or None."""
 
+NOTICE_BYTES_MAX = 4096
+
+
+class Notice(NamedTuple):
+    """A message to another broker that becomes true when a flush is done; the compiled thread sends it then."""
+
+    fd: int
+    """Descriptor of the socket, which stays open until ``done``."""
+    content: bytes
+    """At most ``NOTICE_BYTES_MAX``."""
+    done: Callable[[int], None]
+    """Called on the loop after the flush, with the number of bytes that the socket took; 0 or less: none."""
+
 
 class FileSync:
     """A thread that runs ``kernels.sync_loop``. All methods belong to the loop, except ``stop``.
@@ -53,6 +66,9 @@ class FileSync:
         self._on_synced = on_synced
         self._slots = np.zeros(kernel.S_LENGTH, np.int64)
         self._values = memoryview(self._slots.data)
+        self._content = np.zeros(NOTICE_BYTES_MAX, np.uint8)
+        self._values[kernel.S_NOTICE_AT] = self._content.ctypes.data
+        self._notice: Notice | None = None
         self._requests = os.eventfd(0, os.EFD_CLOEXEC)
         self._results = os.eventfd(0, os.EFD_CLOEXEC)
         self._file: MappedFile | None = None
@@ -67,8 +83,8 @@ class FileSync:
 
     @classmethod
     def start(cls, loop: AbstractEventLoop, on_synced: OnSynced) -> FileSync | None:
-        """Start the thread; return None if the platform has no such thread."""
-        if not kernel.AVAILABLE:
+        """Start the thread; return None if the platform has no such thread, or if it is not compiled yet."""
+        if not kernel.is_ready():
             return None
         sync = cls(loop, on_synced)
         sync._thread.start()
@@ -80,18 +96,31 @@ class FileSync:
         """True while a file is being synced, and until the loop knows the result."""
         return self._file is not None
 
-    def request(self, file: MappedFile) -> None:
-        """Sync ``file``. Only while the thread is not busy."""
-        self._file = file
-        self._values[kernel.S_FD] = file.fd
-        # After the descriptor, which the thread reads as soon as it is woken.
+    def request(self, file: MappedFile, notice: Notice | None = None) -> None:
+        """Sync ``file``, and then send ``notice``. Only while the thread is not busy."""
+        self._file, self._notice = file, notice
+        values = self._values
+        values[kernel.S_FD] = file.fd
+        values[kernel.S_NOTICE_FD] = kernel.NONE
+        if notice is not None:
+            size = values[kernel.S_NOTICE_BYTES] = len(notice.content)
+            self._content.data[:size] = notice.content
+            values[kernel.S_NOTICE_FD] = notice.fd
+        # After the descriptors, which the thread reads as soon as it is woken.
         os.eventfd_write(self._requests, 1)
+
+    def withdraw_notice(self) -> None:
+        """Send no notice after the running sync, unless the thread is sending it already."""
+        self._values[kernel.S_NOTICE_FD] = kernel.NONE
 
     def _report(self) -> None:
         os.eventfd_read(self._results)
         file, self._file = self._file, None
+        notice, self._notice = self._notice, None
         assert file is not None, "the thread reports only what was requested"
         number = self._values[kernel.S_ERRNO]
+        if notice is not None:
+            notice.done(self._values[kernel.S_SENT])
         self._on_synced(OSError(number, os.strerror(number), str(file.path)) if number else None)
         if self._ending:
             self._end()
@@ -145,6 +174,12 @@ class FlushService(Service):
         replica set calls ``acknowledge`` itself, when other members have it too."""
         self.on_flushed: Callable[[], None] = lambda: None
         """Called on the loop in each ``acknowledge``, before the callbacks that wait for it."""
+        self.notice: Callable[[int], Notice | None] = lambda end: None
+        """Called on the loop when a flush begins after which the log is on disk below an offset: returns what shall be
+        sent then. Not every flush asks for it."""
+
+    def withdraw_notice(self) -> None:
+        """Send no notice after the running flush, unless it is being sent already. Only for the loop."""
 
     def wait_for(self, end_offset: int, callback: Flushed) -> None:
         """Call ``callback`` on the loop when what is below ``end_offset`` may be acknowledged. Only for the loop; each
@@ -252,11 +287,20 @@ class GroupCommitService(FlushService):
         """The loop's ``call_later``; it is set with ``_sync``."""
 
     def use_compiled_thread(self, loop: AbstractEventLoop) -> None:
-        """Flush single files in the compiled thread, if there is one and the store's file system is the real one."""
+        """Flush single files in the compiled thread, if there is one and the store's file system is the real one.
+
+        Only for the loop, also while the Python thread flushes; does nothing if the compiled thread runs already.
+        """
         # A file layer of the tests must see every sync, and the compiled thread would make them past it.
-        if type(self._store.files).sync_data is Files.sync_data:
+        if self._sync is not None or type(self._store.files).sync_data is not Files.sync_data:
+            return
+        sync = FileSync.start(loop, self._synced)
+        if sync is not None:
             self._call_later = loop.call_later
-            self._sync = FileSync.start(loop, self._synced)
+            # The Python thread owns the log, and may be flushing it: it gives it back after one more flush.
+            self._handed_over = self._requested = True
+            self._sync = sync
+            super().wake()
 
     def wake(self) -> None:
         """Flush the bytes that were written. Only for the loop, except while the service stops."""
@@ -278,7 +322,12 @@ class GroupCommitService(FlushService):
             return
         self._target, self._target_ms = target, target_ms
         self.began = time.monotonic()
-        sync.request(file)
+        sync.request(file, self.notice(target))
+
+    def withdraw_notice(self) -> None:
+        """See ``FlushService.withdraw_notice``."""
+        if self._sync is not None:
+            self._sync.withdraw_notice()
 
     def _synced(self, error: OSError | None) -> None:
         """Publish a flush of the compiled thread."""

@@ -68,8 +68,8 @@ class CheckpointService(Service):
         reput_offset = store.reput_offset
         if store.failed is None and reput_offset != self._synced and self._is_due():
             began = time.monotonic()
-            store.sync_derived()
-            self._synced = reput_offset
+            if store.sync_derived():
+                self._synced = reput_offset
             # Each changed queue is a file to sync: with thousands of them, a sync in each round would keep the disk
             # busy and take a large part of a processor.
             ended = time.monotonic()
@@ -117,12 +117,14 @@ class CheckpointService(Service):
         return max(self._synced, 0)
 
 
-# ---- AllocateMappedFileService: prepares the CommitLog's next extents and file ahead of the write offset.
+# ---- AllocateMappedFileService: prepares the next extents and files of CommitLog and index ahead of their writers.
 
 
 class AllocateMappedFileService(Service):
-    """Preallocation, so that an append never waits for the file system. A full disk is not an error here: the append
-    that needs the space is refused with its own error."""
+    """Preallocation, so that appends and dispatch do not wait for the file system.
+
+    A full disk is not an error here: the append that needs the space is refused with its own error.
+    """
 
     name = "allocation"
     interval_seconds = 0.5
@@ -145,7 +147,8 @@ class AllocateMappedFileService(Service):
         if did and self.full:
             log.warning("the disk of %s has space again", self._store.path)
             self.full = False
-        return did
+        # After the log: without it, nothing would need an index.
+        return self._store.index.prepare() or did
 
 
 # ---- CleanCommitLogService: deletes old CommitLog files, and refuses writes before the disk is full.

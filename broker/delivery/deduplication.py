@@ -14,7 +14,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...protocol.errors import PartlyStored
@@ -334,12 +333,20 @@ class ProducerSequences:
             else:
                 self._forget_first()
 
-    def restore(self, runs: Iterable[StoredRun], now: float) -> None:
+    def restore(self, runs: list[StoredRun], now: float) -> None:
         """Restore the runs found in the tail of the log, oldest first.
 
         A start of the broker counts as activity of every producer: it may have been waiting for the broker.
         """
+        # Of more sequences than there is room for, those that were active last would stay: only these are restored.
+        newest: set[tuple[str, str]] = set()
+        for run in reversed(runs):
+            if len(newest) > self._runs_max // (SEQUENCE_WEIGHT + 1):
+                break
+            newest.add(run[:2])
         for run in runs:
+            if run[:2] not in newest:
+                continue
             self.stored(*run, now=now)
             # ``stored`` moves a sequence at most once a second, and all of these have the same time.
             self._sequences.move_to_end(run[:2])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ...protocol import commands
 from ...protocol.auth import rules
 from ...protocol.commands import ServedBy
-from . import broker_admin, groups, offsets, pop, produce, pull, queries, topics, transactions, users
+from . import archive, broker_admin, groups, offsets, pop, produce, pull, queries, topics, transactions, users
 
 if TYPE_CHECKING:
     from ...protocol.auth.rules import Rule
@@ -101,7 +101,7 @@ def _on_member(handler: Handler, served_by: ServedBy) -> Handler:
 
 
 _SERVED = {code: command for code, command in commands.COMMANDS.items() if not command.from_broker}
-_MODULES = (broker_admin, groups, offsets, pop, produce, pull, queries, topics, transactions, users)
+_MODULES = (archive, broker_admin, groups, offsets, pop, produce, pull, queries, topics, transactions, users)
 
 
 def _handler_of(command: Command) -> Handler:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...protocol.storage.archive.keys import PRIME_1, PRIME_2, PRIME_3, PRIME_4, PRIME_5
 from ...protocol.storage.arrays.jit import (
-    INTERPRETED,
+    are_plain,
     bytes_array,
     i32_array,
     i64,
@@ -94,7 +94,7 @@ def _signed(value: int) -> int:
 _P1, _P2, _P3, _P4, _P5 = map(_signed, (PRIME_1, PRIME_2, PRIME_3, PRIME_4, PRIME_5))
 _P12, _MINUS_P1 = _signed(PRIME_1 + PRIME_2), _signed(-PRIME_1)
 
-if INTERPRETED:
+if are_plain():
     _word = _signed  # Python's integers do not wrap
 
     def _byte(text: np.ndarray, at: int) -> int:

@@ -44,6 +44,9 @@ BUILD_INFO = _gauge(
 )
 WRITABLE = _gauge("flintmq_writable", "1 while messages are accepted, 0 while they are refused: see `/readyz`")
 RECOVERY = _gauge("flintmq_recovery_seconds", "time to open and recover the store at the start")
+INTERPRETED_KERNELS = _gauge(
+    "flintmq_interpreted_kernels", "kernels that are not compiled yet and run as plain Python, which is slow"
+)
 
 QUARANTINED_HOLES = _gauge(
     "flintmq_quarantined_holes", "damaged ranges (holes) of the CommitLog, kept in `flintmq/quarantine/`"
@@ -231,6 +234,26 @@ REPLICA_LAG_SECONDS = _gauge(
     "seconds for which a follower has not had everything; -1: it is not connected; from the primary",
     "member",
 )
+
+ARCHIVE_STATE = _gauge(
+    "flintmq_archive_state",
+    "1 for the state of the archive's writer, 0 for the others: `starting`, `running`, `unavailable` (the bucket is "
+    "tried again), `stopped` (a person has to decide). A broker without an archive has no `flintmq_archive_` series",
+    "state",
+)
+ARCHIVE_BEHIND = _gauge("flintmq_archive_behind_bytes", "bytes of the log that are confirmed and not archived")
+ARCHIVE_OLDEST = _gauge(
+    "flintmq_archive_oldest_age_seconds", "age of the oldest message that is not archived, at most; 0: all are"
+)
+ARCHIVE_GAPS = _gauge("flintmq_archive_gap_bytes", "bytes of the log that are missing from the archive for good")
+ARCHIVE_RAW = _counter("flintmq_archive_raw_bytes_total", "bytes of the log that were archived")
+ARCHIVE_STORED = _counter("flintmq_archive_stored_bytes_total", "bytes of the objects that hold them")
+ARCHIVE_REQUESTS = _counter(
+    "flintmq_archive_requests_total",
+    "requests to the bucket, those that were repeated included: `create`, `put`, `get`, `range`, `list`, `delete`",
+    "verb",
+)
+ARCHIVE_FAILURES = _counter("flintmq_archive_failures_total", "requests and steps of the archive's writer that failed")
 
 PROCESS_CPU = _counter("process_cpu_seconds_total", "CPU time of the broker")
 PROCESS_RESIDENT = _gauge("process_resident_memory_bytes", "resident memory of the broker")

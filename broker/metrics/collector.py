@@ -17,6 +17,8 @@ from typing import TypeAlias, TypeVar
 
 from ...protocol.commands import COMMANDS, PRODUCE, PULL, QUERY_BY_KEY, VIEW_MESSAGE_BY_ID
 from ...protocol.errors import ERRORS_BY_CODE, RESULT_NAMES
+from ...protocol.storage.archive.objects import VERBS
+from ...protocol.storage.arrays.jit import interpreted_count
 from ...protocol.storage.delivery import (
     DEAD_LETTER_TOPIC_PREFIX,
     RETRY_TOPIC_PREFIX,
@@ -25,6 +27,7 @@ from ...protocol.storage.delivery import (
     old_pop_retry_topic,
 )
 from ...protocol.storage.layout import INDEX_ENTRY_BYTES
+from ..archive import ARCHIVE_STATES
 from ..delivery.groups.group import EMPTY, STABLE, STATES
 from ..handlers.broker_admin import VERSION
 from ..latency import BOUNDS_S
@@ -303,6 +306,7 @@ def metrics_text(broker: Broker) -> bytes:
     _add_disk(out, broker)
     _add_transactions(out, broker)
     _add_replica(out, broker)
+    _add_archive(out, broker)
     _add_process(out)
     return out.text()
 
@@ -312,6 +316,7 @@ def _add_broker(out: Exposition, broker: Broker) -> None:
     out.add(catalog.BUILD_INFO, [(labels(catalog.BUILD_INFO.labels, info), 1)])
     out.add_one(catalog.WRITABLE, 0 if broker.write_refusal() else 1)
     out.add_one(catalog.RECOVERY, broker.recovery_seconds)
+    out.add_one(catalog.INTERPRETED_KERNELS, interpreted_count())
     quarantine = broker.store.quarantine
     out.add_one(catalog.QUARANTINED_HOLES, len(quarantine.ranges))
     out.add_one(catalog.QUARANTINED_BYTES, quarantine.bytes)
@@ -458,6 +463,22 @@ def _add_replica(out: Exposition, broker: Broker) -> None:
     )
     seconds = ((row.member, row.behind_ms / 1000 if row.connected else -1) for row in followers)
     out.add_by(catalog.REPLICA_LAG_SECONDS, seconds)
+
+
+def _add_archive(out: Exposition, broker: Broker) -> None:
+    archive = broker.archive
+    if archive is None:
+        return
+    manifest, counts = archive.manifest, archive.counts
+    out.add_by(catalog.ARCHIVE_STATE, ((state, int(state == archive.state)) for state in ARCHIVE_STATES))
+    out.add_one(catalog.ARCHIVE_BEHIND, archive.backlog())
+    out.add_one(catalog.ARCHIVE_OLDEST, archive.oldest_age_ms(broker.store.clock.seen_ms()) / 1000)
+    out.add_one(catalog.ARCHIVE_GAPS, sum(gap.end - gap.start for gap in manifest.gaps) if manifest is not None else 0)
+    out.add_one(catalog.ARCHIVE_RAW, counts.raw_bytes)
+    out.add_one(catalog.ARCHIVE_STORED, counts.stored_bytes)
+    requests = archive.requests()
+    out.add_by(catalog.ARCHIVE_REQUESTS, ((verb, requests.get(verb, 0)) for verb in VERBS))
+    out.add_one(catalog.ARCHIVE_FAILURES, counts.failures)
 
 
 def _add_process(out: Exposition) -> None:

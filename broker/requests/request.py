@@ -21,7 +21,7 @@ from ..background.held_pulls import HELD_PULL_BYTES, Share, Shares
 from ..background.loop_work import called_back
 from ..config import BUSY_RETRY_AFTER_MS
 from ..security.audit import Author
-from ..store import WouldBlock
+from ..store import InArchive, WouldBlock
 from .connected_client import encode_error
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from ..store import TopicConfig
     from .broker import Broker
     from .connected_client import Bytes, ConnectedClient, ResponseQueue
+    from .short_pops import PackedFields, Settling, Wish
+    from .short_way import ShortWay
 
 
 # ---- Deferred requests of one connection: they wait for the dispatch, the disk, messages, or the client to
@@ -184,19 +186,17 @@ Instead: TypeAlias = Callable[[], None] | None
 
 _NO_BODY = bytearray()
 _KEPT_FIELDS = ("group", "topic", "transaction_id", "parked", "drop")
-"""Fields of a refused request that the audit log needs."""
+"""PackedFields of a refused request that the audit log needs."""
 RESPONSE_HEAD_BYTES_MAX = 4096
 """Upper bound for the part of a response before its body."""
 
 
 class KeptHeaders(Protocol):
-    """The headers of a connection's PRODUCE and PULL frames that later frames may repeat.
+    """The headers of a connection's frames that later frames may repeat.
 
-    ``place``: of the connection in ``ShortSends``; -1 if it has none. ``served``: number of reads in sequence with
-    nothing but frames that a kernel has served.
+    ``served``: number of reads in sequence with nothing but frames that a kernel has served, or would serve.
     """
 
-    place: int
     served: int
 
     def __init__(self, broker: Broker) -> None: ...
@@ -219,6 +219,15 @@ class KeptHeaders(Protocol):
 
         ``params`` may have changed since.
         """
+
+    def pop_fields(self, frame: Frame, count_name: str) -> PackedFields | None:
+        """Return the fields of a POP_MESSAGE or ACK_MESSAGE for ``keep_pops``; None if they cannot be kept."""
+
+    def keep_pops(self, fields: PackedFields, purpose: Wish | Settling) -> None:
+        """Keep the fields of a frame that a broker in no replica set has accepted."""
+
+    def short_way(self) -> tuple[ShortWay, int]:
+        """Return the short way that has served frames of the connection, and its place there."""
 
 
 class FrameSource(Protocol):
@@ -476,11 +485,11 @@ class Request:
         if self.broker.send_memory.may_read(self.responses):
             try:
                 result = read(True)
-            except WouldBlock:
+            except WouldBlock as where:
                 if instead is not None and self.deferred.reads_must_wait():
                     instead()
                 else:
-                    self.begin(late(self._read_cold(read)))
+                    self.begin(late(self._read_cold(read, where)))
             else:
                 done(result)
         elif instead is not None:
@@ -570,15 +579,15 @@ class Request:
             await called_back(changes.when_saved)
 
     async def read(self, read: Callable[[bool], T]) -> T:
-        """Return ``read(True)``; if that would block, ``read(False)`` of a reader thread.
+        """Return ``read(True)``; if that would block, ``read(False)`` of a reader thread, or of one of the archive's.
 
         Waits first until there is memory for a response. Raises ``SystemBusy`` if too many requests wait.
         """
         await self._memory()
         try:
             return read(True)
-        except WouldBlock:
-            return await self._read_cold(read)
+        except WouldBlock as where:
+            return await self._read_cold(read, where)
 
     async def _memory(self) -> None:
         """Wait until there is memory for a response."""
@@ -588,24 +597,29 @@ class Request:
             await called_back(memory.wait)
             self.check_client()
 
-    async def _read_cold(self, read: Callable[[bool], T]) -> T:
-        """Return ``read(False)`` of a reader thread."""
+    async def _read_cold(self, read: Callable[[bool], T], where: WouldBlock) -> T:
+        """Return ``read(False)`` of a reader thread, or of one of the archive's if ``where`` says so."""
         broker, deferred = self.broker, self.deferred
         while True:
+            archive = broker.archived_reads if isinstance(where, InArchive) else None
+            gate = broker.cold_reads if archive is None else archive.gate
+            threads = broker.readers if archive is None else archive.threads
             await deferred.cold_read()
             try:
                 self.check_client()
-                await called_back(lambda done: broker.cold_reads.when_free(done))
+                await called_back(gate.when_free)
                 try:
                     self.check_client()
                     # Otherwise memory became short while it waited for the thread, which is for another read.
                     if broker.send_memory.may_read(self.responses):
-                        result = await self.in_reader(lambda: read(False))
+                        result = await broker.loop.run_in_executor(threads, read, False)
                         self.check_client()
                         return result
+                except InArchive as signal:
+                    where = signal
                 finally:
                     # Later, when the result is counted: see ``ColdReads``.
-                    broker.loop.call_soon(broker.cold_reads.release)
+                    broker.loop.call_soon(gate.release)
             finally:
                 deferred.cold_reads -= 1
                 broker.loop.call_soon(deferred.run_waiting)

@@ -6,6 +6,7 @@ from .errors import CorruptFile as CorruptFile
 from .errors import CorruptLog as CorruptLog
 from .errors import DamagedRecord as DamagedRecord
 from .errors import FollowsMaster as FollowsMaster
+from .errors import InArchive as InArchive
 from .errors import LogCopyRefused as LogCopyRefused
 from .errors import SettingMismatch as SettingMismatch
 from .errors import StoreError as StoreError

@@ -28,19 +28,23 @@ FLAWS_MAX = 4096
 
 
 class Derivation:
-    """The kernel's work space and the results of its last call. One per thread. ``mode``: that of the kernel."""
+    """The kernel's work space and the results of its last call. One per thread.
 
-    def __init__(self, mode: int) -> None:
+    ``mode``: that of the kernel; ``times``: how many times the usual units and keys one call may find.
+    """
+
+    def __init__(self, mode: int, times: int = 1) -> None:
         notes_flaws = mode != kernel.DISPATCH
-        self._units = np.zeros(UNITS_MAX * UNIT_BYTES, np.uint8)
-        self._unit_runs = np.zeros(UNITS_MAX, np.int64)
-        self._grouped = np.zeros(UNITS_MAX * UNIT_BYTES, np.uint8)
+        units_max, keys_max = times * UNITS_MAX, times * KEYS_MAX
+        self._units = np.zeros(units_max * UNIT_BYTES, np.uint8)
+        self._unit_runs = np.zeros(units_max, np.int64)
+        self._grouped = np.zeros(units_max * UNIT_BYTES, np.uint8)
         self.grouped = memoryview(self._grouped.data)
         """The units of all runs."""
-        self._runs = np.zeros(UNITS_MAX * kernel.RUN_ROW, np.int64)
-        self.keys = np.zeros(KEYS_MAX * kernel.KEY_ROW, np.int64)
+        self._runs = np.zeros(units_max * kernel.RUN_ROW, np.int64)
+        self.keys = np.zeros(keys_max * kernel.KEY_ROW, np.int64)
         """Room for keys; ``counts[S_KEYS]`` tells how many there are."""
-        self._optional_keys = np.zeros(KEYS_MAX * kernel.KEY_ROW * notes_flaws, np.int64)
+        self._optional_keys = np.zeros(keys_max * kernel.KEY_ROW * notes_flaws, np.int64)
         self._flaws = np.zeros(FLAWS_MAX * kernel.FLAW_ROW * notes_flaws, np.int64)
         self._scratch = np.zeros(kernel.PARTS + kernel.VALUES, np.int64)
         self._state = np.zeros(kernel.STATE, np.int64)
@@ -192,11 +196,14 @@ class Run(NamedTuple):
 class CheckDerivation(Derivation):
     """Derivation for a check: continues after wrong queue offsets, and adds unknown queues to the table in memory.
 
-    ``mode``: ``DERIVE`` or ``EXAMINE``; ``adding``: lock of the table, if several threads add to it.
+    ``mode``: ``DERIVE`` or ``EXAMINE``; ``adding``: lock of the table, if several threads add to it; ``times`` as in
+    ``Derivation``.
     """
 
-    def __init__(self, queues: ConsumeQueueTable, mode: int, adding: threading.Lock | None = None) -> None:
-        super().__init__(mode)
+    def __init__(
+        self, queues: ConsumeQueueTable, mode: int, adding: threading.Lock | None = None, *, times: int = 1
+    ) -> None:
+        super().__init__(mode, times)
         self._table = queues
         self._adding = adding or nullcontext()
         self.begin()

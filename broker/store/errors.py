@@ -70,3 +70,7 @@ class StoreFailed(StoreError):
 class WouldBlock(Exception):
     """Signal, not an error: the bytes are not in the page cache. Repeat the read in a thread that may wait for the
     disk."""
+
+
+class InArchive(WouldBlock):
+    """Signal, not an error: only the archive has the bytes. Repeat the read in one of the archive's threads."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import threading
 from bisect import bisect_left
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -97,12 +99,8 @@ class IndexFile:
         Raises OSError ENOSPC if the disk is full, before it writes anything.
         """
         number = max(self.index_count, 1)
-        end = min(self.entries_at + (number + count - first) * INDEX_ENTRY_BYTES, self.size)
         # Blocks before the kernel writes through the map: a hole that the disk cannot fill would raise SIGBUS.
-        while self.allocated < end:
-            size = min(max(ALLOCATE_STEP_BYTES, self.entries_at - self.allocated), self.size - self.allocated)
-            self.files.allocate(self.fd, self.allocated, size)
-            self.allocated += size
+        self.allocate(self.entries_at + (number + count - first) * INDEX_ENTRY_BYTES)
         done = kernel.put(self.array(), self.slots, self.entries, keys, first, count)
         self.index_count = number + done - first
         if done > first:
@@ -110,6 +108,23 @@ class IndexFile:
         self._header = None
         self.dirty = True
         return done
+
+    def allocate(self, end: int) -> bool:
+        """Give the bytes below ``end`` their disk blocks; return whether some had none. Raises OSError ENOSPC.
+
+        The owner and the thread that prepares may call it at the same time.
+        """
+        end = min(end, self.size)
+        lacked = self.allocated < end
+        while (at := self.allocated) < end:
+            size = min(max(ALLOCATE_STEP_BYTES, self.entries_at - at), self.size - at)
+            self.files.allocate(self.fd, at, size)
+            self.allocated = max(self.allocated, at + size)
+        return lacked
+
+    def allocate_ahead(self) -> bool:
+        """Give the next half step of entries its blocks; return whether they had none."""
+        return self.allocate(self.entries_at + self.index_count * INDEX_ENTRY_BYTES + ALLOCATE_STEP_BYTES // 2)
 
     def check(self) -> int:
         """Check the chains: ``kernels.index.SOUND``, ``REPAIRED`` or ``DAMAGED``. Reads the whole file."""
@@ -230,6 +245,11 @@ class IndexService:
         self.slots = slots
         self.entries = entries
         self.files: list[IndexFile] = []
+        self._next = -1
+        """Descriptor of the next file, which ``prepare`` made; -1: none."""
+        self._preparing = threading.Lock()
+        """Held while the next file is made or gets its name."""
+        self._has_unsynced_names = False
         self._unusable: list[Path] = []
 
     def load(self, recorded_sizes: tuple[int, int] | None) -> str:
@@ -311,6 +331,43 @@ class IndexService:
             first = self.files[-1].put(keys, first, count)
             yield first
 
+    def prepare(self) -> bool:
+        """Give the newest file its next blocks, or make the next file once it is three quarters full.
+
+        Only for one thread, beside the owner of reput, which then seldom waits for the disk. Returns whether there was
+        anything to do. A full disk is not an error here: dispatch tells, when it needs the room.
+        """
+        try:
+            if not self.files:
+                return False
+            file = self.files[-1]
+            if file.allocate_ahead():
+                return True
+            if self._next >= 0 or 4 * file.index_count <= 3 * file.entries:
+                return False
+            with self._preparing:
+                if self._next < 0 and file is self.files[-1]:
+                    self._next = self._make()
+            return True
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return False
+
+    @property
+    def _next_path(self) -> Path:
+        return self._scratch / "index"
+
+    def _make(self) -> int:
+        size = index_file_bytes(self.slots, self.entries)
+        return create_whole(self._os, self._next_path, size, self._scratch, allocate=self._first_blocks)
+
+    @property
+    def _first_blocks(self) -> int:
+        """Bytes of a new file that get their blocks at once: the slots, and a step of entries."""
+        slots_end = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * self.slots
+        return min(slots_end + ALLOCATE_STEP_BYTES, index_file_bytes(self.slots, self.entries))
+
     def _create(self) -> None:
         before = self.files[-1].header if self.files else None
         name = datetime.now().strftime(  # noqa: DTZ005 - RocketMQ names them in local time
@@ -321,16 +378,21 @@ class IndexService:
             # one millisecond.
             name = max(name, _next_name(self.files[-1].path.name))
         path = self.folder / name
-        slots_end = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * self.slots
-        size = index_file_bytes(self.slots, self.entries)
         # As in RocketMQ, a new file's header begins with the end of the file before it.
         end_ms, end_physical = (before.end_timestamp, before.end_physical_offset) if before else (0, 0)
         header = INDEX_HEADER.pack(end_ms, end_ms, end_physical, end_physical, 0, 1)
-        fd = create_whole(self._os, path, size, self._scratch, allocate=slots_end, head=header)
+        with self._preparing:
+            if self._next < 0:
+                self._next = self._make()
+            self._os.write(self._next, header, 0)
+            self._os.rename(self._next_path, path)
+            fd, self._next = self._next, -1
+            # Before the file is in ``files``, whose names must be on disk when the store's state has them.
+            self._has_unsynced_names = True
         if self.files:
             self.files[-1].release()
         file = IndexFile(self._os, path, fd, self.slots, self.entries)
-        file.allocated = slots_end
+        file.allocated = self._first_blocks
         self.files.append(file)
 
     def drop_from(self, number: int) -> None:
@@ -368,14 +430,28 @@ class IndexService:
         """End time of the newest full file; 0 if no file is full."""
         return max((file.header.end_timestamp for file in self.files if file.full), default=0)
 
+    def sync_names(self) -> None:
+        """Put the names of new files on disk."""
+        if self._has_unsynced_names:
+            self._has_unsynced_names = False  # before the sync: a file that is named meanwhile needs the next one
+            try:
+                self._os.sync_folder(self.folder)
+            except OSError:
+                self._has_unsynced_names = True
+                raise
+
     def sync(self) -> None:
-        """Put written entries on disk."""
+        """Put written entries on disk, and the names of their files."""
+        self.sync_names()
         for file in list(self.files):
             file.sync()
 
     def close(self) -> None:
         for file in self.files:
             file.close()
+        if self._next >= 0:
+            self._os.close(self._next)
+            self._next = -1
 
 
 def _next_name(name: str) -> str:

@@ -18,7 +18,7 @@ import click
 
 from ...protocol.display import JSON, MODES, PLAIN, TABLE, escape, show_bytes, to_json
 from ...protocol.times import first_millis, last_millis
-from .output import progress_bar, tool_command
+from .output import iso_time, progress_bar, tool_command
 
 if TYPE_CHECKING:
     from ..config import Settings
@@ -500,24 +500,56 @@ def backup(store: Path, dest: Path) -> int:
 
 
 @click.command()
-@click.argument("backup_folder", metavar="BACKUP", type=click.Path(path_type=Path))
+@click.argument("source", metavar="BACKUP|URL")
 @_STORE
+@click.option(
+    "--until", type=Moment(first_millis), metavar="TIME", help="Only what was stored before this time; for an archive."
+)
 @tool_command
-def restore(backup_folder: Path, store: Path) -> int:
-    """Restore BACKUP into the folder STORE, which must be empty.
+def restore(source: str, store: Path, until: int | None) -> int:
+    """Restore a backup, or an archive, into the folder STORE, which must be empty.
 
-    Every byte is checked during the copy. The first start of a broker on it rebuilds queues and index from the log.
+    BACKUP is the folder of a backup; URL an archive's: s3://BUCKET/PREFIX, gs://…, az://… or its folder. Every byte is
+    checked during the copy. The first start of a broker on it rebuilds queues and index from the log.
     """
+    from ...protocol.storage.archive.objects import is_archive
     from .backup import restore as run
 
+    if is_archive(source):
+        return _restore_archive(source, store, until)
+    if until is not None:
+        raise click.UsageError(f"--until needs an archive, and {source} is none", click.get_current_context())
     with progress_bar() as progress:
-        restored = run(backup_folder, store, progress)
+        restored = run(Path(source), store, progress)
     manifest = restored.manifest
     click.echo(
         f"restored   {manifest.log_end - manifest.log_begin:,} bytes of log up to physical offset "
         f"{manifest.log_end:,} and {len(manifest.tables)} tables, as of {escape(manifest.made_at)}, in "
         f"{restored.seconds:.1f} s"
     )
+    click.echo(f"next       flintmq-broker serve --store {escape(str(store))}")
+    return 0
+
+
+def _restore_archive(url: str, store: Path, until_ms: int | None) -> int:
+    """Restore an archive, and say what was restored."""
+    from .restore_archive import restore_archive
+
+    with progress_bar() as progress:
+        restored = restore_archive(url, store, progress, until_ms)
+    click.echo(
+        f"restored   {restored.end - restored.begin:,} bytes of log, physical offsets {restored.begin:,} to "
+        f"{restored.end:,}, and {restored.tables} tables, as of {iso_time(restored.last_ms)}, in "
+        f"{restored.seconds:.1f} s"
+    )
+    if restored.gap is not None:
+        gap = restored.gap
+        click.echo(
+            f"gap        the log begins behind what the archive lacks: physical offsets {gap.start:,} to {gap.end:,} "
+            f"({escape(gap.reason)}); `flintmq archive query` and `read_store` read what is before"
+        )
+    if not restored.continues:
+        click.echo("archive    a broker on this store does not continue the archive: give it another archive.url")
     click.echo(f"next       flintmq-broker serve --store {escape(str(store))}")
     return 0
 

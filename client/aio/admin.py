@@ -39,6 +39,7 @@ class Admin(Client):
     group = async_method(admin_operations.group)
     delete_group = async_method(admin_operations.delete_group)
     quarantine = async_method(admin_operations.quarantine)
+    archive = async_method(admin_operations.archive)
     replica_status = async_method(admin_operations.replica_status)
     switch_primary = async_method(admin_operations.switch_primary)
     add_member = async_method(admin_operations.add_member)

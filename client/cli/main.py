@@ -47,6 +47,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "copy": Lazy("transfers", "Copy messages to another topic or to the same one."),
         "export": Lazy("transfers", "Print messages as JSON lines."),
         "import": Lazy("transfers", "Send messages from JSON lines."),
+        "archive": Lazy("archive", "Show, search and check an archive of the log."),
     },
     "Topics and groups": {
         "topic": Lazy("topic", "List, inspect, create, change and delete topics."),

@@ -19,6 +19,7 @@ from ...protocol.commands import (
     CONNECTIONS_MAX,
     CONSUMER_OFFSET_STRUCT,
     QUARANTINE_MAX,
+    ArchiveStatus,
     ChangedSetting,
     ConnectionInfo,
     GroupInfo,
@@ -258,6 +259,17 @@ def quarantine(
     if after is not None:
         place = {"after": after.physical_offset, "after_found_ms": after.found_ms}
     return listing(commands.GET_QUARANTINE, timeout=timeout, max_count=max_count, **place)
+
+
+# ---- The archive that the broker writes.
+
+
+def archive(*, timeout: float | None = None) -> Operation[ArchiveStatus]:
+    """Return the state of the archive that the broker writes; its ``url`` is empty if it writes none.
+
+    Needs ``query`` on the broker.
+    """
+    return fetching(commands.GET_ARCHIVE, timeout=timeout)
 
 
 # ---- The replica set that the broker is a member of.

@@ -41,6 +41,7 @@ class Admin(Client):
     group = blocking_method(admin_operations.group)
     delete_group = blocking_method(admin_operations.delete_group)
     quarantine = blocking_method(admin_operations.quarantine)
+    archive = blocking_method(admin_operations.archive)
     replica_status = blocking_method(admin_operations.replica_status)
     switch_primary = blocking_method(admin_operations.switch_primary)
     add_member = blocking_method(admin_operations.add_member)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 # ruff: noqa: F403 - every public name of these modules belongs to the protocol; listing them here would repeat them
 from .admin import *
+from .archive import *
 from .common import *
 from .common import Command
 from .groups import *

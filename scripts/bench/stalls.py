@@ -3,18 +3,17 @@
 ``WatchedBroker`` is a broker whose process also runs the first part of this module: a timer of the loop fires every
 millisecond and writes the time to shared memory. When it fires late, it notes what the loop's thread did meanwhile, by
 the system's counters, and how long the collector ran. The second part runs in the bench: ``StallWatch`` reads the
-shared time, and when that stands still it asks the process for the stacks of all threads, by a signal whose handler
-(of ``faulthandler``) needs no interpreter. So a stall is seen from inside, whoever holds the interpreter.
+shared time, and when that stands still it looks which threads run, and signals the process. The handler of the signal,
+which runs as soon as the loop's thread returns to the interpreter, notes the stack: the place that took so long.
 """
 
 from __future__ import annotations
 
-import faulthandler
+import ctypes
 import gc
 import json
 import mmap
 import os
-import re
 import resource
 import signal
 import struct
@@ -27,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TextIO
 
 from .broker import Broker
@@ -36,13 +35,20 @@ BEAT_S = 0.001
 STALL_MS = 5.0
 """A stall is a pause of the loop that is longer."""
 ASK_AFTER_MS = 4.0
-"""Age of the last beat at which the stacks are asked for, and again each time that it has doubled."""
+"""Age of the last beat at which the stack is asked for."""
 SIGNAL = signal.SIGUSR1
+STACK_SHOWN = 6
+INTERPRETER_WAIT_MS = 2.0
+"""Longest mean wait of a thread that waits for the interpreter, whose switch interval is half a millisecond."""
 
 _BEAT = struct.Struct("=q")
 _MS = 1e6
 _LATE_NS = int((STALL_MS + BEAT_S * 1e3) * _MS)
-_SHARED, _RECORDS, _STACKS = "beat", "stalls", "stacks"
+_SHARED, _RECORDS = "beat", "stalls"
+_SYS_TGKILL = {"x86_64": 234, "aarch64": 131}
+
+Frame = tuple[str, int, str]
+"""File name without its folder, line and function."""
 
 
 # ---- Inside the broker's process.
@@ -58,6 +64,9 @@ class Heart:
         self._schedule = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
         self._collector_ns = self._collecting_since = 0
         gc.callbacks.append(self._collector)
+        self._stack: list[Frame] = []
+        signal.signal(SIGNAL, self._note_stack)
+        signal.siginterrupt(SIGNAL, False)
         self._last = time.monotonic_ns()
         self._counters = self._read_counters()
         loop.call_soon(self._beat)
@@ -66,8 +75,9 @@ class Heart:
         now, counters = time.monotonic_ns(), self._read_counters()
         if now - self._last > _LATE_NS:
             passed = [after - before for after, before in zip(counters, self._counters, strict=True)]
-            self._records.write(json.dumps([self._last, now, *passed]) + "\n")
-        self._last, self._counters = now, counters
+            names = {thread.native_id: thread.name for thread in threading.enumerate()}
+            self._records.write(json.dumps([names, self._last, now, *passed, self._stack]) + "\n")
+        self._last, self._counters, self._stack = now, counters, []
         _BEAT.pack_into(self._shared, 0, now)
         self._loop.call_later(BEAT_S, self._beat)
 
@@ -75,7 +85,11 @@ class Heart:
         """Return what ``Stall`` has after its times, since the thread's start."""
         used = resource.getrusage(resource.RUSAGE_THREAD)
         waited_ns = int(os.pread(self._schedule, 64, 0).split()[1])
-        return used.ru_utime * 1e3, used.ru_stime * 1e3, waited_ns / _MS, self._collector_ns / _MS, used.ru_majflt
+        spent = used.ru_utime * 1e3, used.ru_stime * 1e3, waited_ns / _MS, self._collector_ns / _MS
+        return *spent, used.ru_majflt, used.ru_nvcsw
+
+    def _note_stack(self, number: int, frame: FrameType | None) -> None:
+        self._stack = frames_of(frame)
 
     def _collector(self, phase: str, details: Mapping[str, int]) -> None:
         now = time.monotonic_ns()
@@ -93,7 +107,6 @@ def main() -> None:
     with (folder / _SHARED).open("r+b") as file:
         shared = mmap.mmap(file.fileno(), _BEAT.size)
     records = (folder / _RECORDS).open("w", buffering=1)
-    faulthandler.register(SIGNAL, (folder / _STACKS).open("w"), all_threads=True)
     usual = daemon.loop_factory()
 
     def make_loop() -> AbstractEventLoop:
@@ -103,6 +116,17 @@ def main() -> None:
 
     daemon.loop_factory = lambda: make_loop
     sys.exit(daemon.main())
+
+
+def frames_of(frame: FrameType | None) -> list[Frame]:
+    """Return a stack, innermost frame first, without the import system, whose caller says more."""
+    stack: list[Frame] = []
+    while frame is not None and len(stack) < STACK_SHOWN:
+        name = frame.f_code.co_filename
+        if not name.startswith("<"):
+            stack.append((Path(name).name, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return stack
 
 
 def new_event_loop() -> AbstractEventLoop:
@@ -144,21 +168,13 @@ _PLACES: tuple[tuple[str, str, str], ...] = (
 )
 """File and function (empty: any) of a frame, and the cause that it shows; the innermost one that is listed counts."""
 
-_IDLE = {("threading.py", "wait"), ("thread.py", "_worker"), ("flush.py", "do_once"), ("flush.py", "_wait")}
-"""Innermost frames of threads that wait for work."""
-_FRAME = re.compile(r'^  File "([^"]+)", line (\d+) in (.+)$', re.MULTILINE)
-_FUTEX = {"x86_64": "202", "aarch64": "98"}
-
-Frame = tuple[str, int, str]
-"""File name without its folder, line and function."""
-
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A pause of the loop, in ns of the monotonic clock; what its thread did, in ms; and the stacks seen in it.
+    """A pause of the loop, in ns of the monotonic clock; what its thread did, in ms; and the stack seen in it.
 
-    ``waited``: for a processor; ``others``: innermost frame of each other thread that was not idle; ``call``: number of
-    the system call that the thread was in.
+    ``waited``: for a processor; ``waits``: how often it waited for something else; ``others``: names of the other
+    threads that ran, or waited for the disk; ``call``: number of the system call that the thread was in.
     """
 
     begin_ns: int
@@ -168,8 +184,9 @@ class Stall:
     waited: float
     collector: float
     major_faults: int
+    waits: int
     stack: Sequence[Frame] = ()
-    others: Sequence[Frame] = ()
+    others: Sequence[str] = ()
     call: str = ""
 
     @property
@@ -188,7 +205,9 @@ class Stall:
         if self.collector >= own / 2:
             return "collector"
         half, blocked = own / 2, own - self.user - self.system
-        if blocked >= half and self.others and self.call == _FUTEX.get(os.uname().machine):
+        # A thread that waits for the interpreter asks for it again after each switch interval; for the disk it waits
+        # once.
+        if blocked >= half and self.waits >= blocked / INTERPRETER_WAIT_MS:
             return "interpreter"
         for file, _, function in self.stack:
             for place, name, cause in _PLACES:
@@ -200,7 +219,7 @@ class Stall:
         blocked = max(0.0, self.ms - self.user - self.system - self.waited)
         parts = [
             f"{self.ms:.1f} ms, {CAUSES[self.cause]}: {self.user:.1f} ms user, {self.system:.1f} ms system, "
-            f"{self.waited:.1f} ms without a processor, {blocked:.1f} ms blocked"
+            f"{self.waited:.1f} ms without a processor, {blocked:.1f} ms blocked ({self.waits} waits)"
         ]
         if self.collector:
             parts.append(f"{self.collector:.1f} ms collector")
@@ -208,19 +227,20 @@ class Stall:
             parts.append(f"{self.major_faults} pages from disk")
         if self.call:
             parts.append(f"system call {self.call}")
-        for name, frames in (("in", self.stack[:6]), ("others in", self.others)):
-            if frames:
-                parts.append(f"{name} " + " < ".join(f"{file}:{line} {function}" for file, line, function in frames))
+        if self.others:
+            parts.append(f"beside {' and '.join(self.others)}")
+        if self.stack:
+            frames = [f"{file}:{line} {function}" for file, line, function in self.stack]
+            parts.append(f"in {' < '.join(frames)}")
         return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request for the stacks: the last beat, the system call of the loop's thread, and the bytes written before."""
+    """A request for the stack: the system call of the loop's thread, and the other threads that ran."""
 
-    beat_ns: int
     call: str
-    stacks_at: int
+    others: Sequence[str]
 
 
 class WatchedBroker(Broker):
@@ -246,10 +266,11 @@ class StallWatch:
         folder = self.broker.folder
         with (folder / _SHARED).open("rb") as file:
             self._shared = mmap.mmap(file.fileno(), _BEAT.size, access=mmap.ACCESS_READ)
-        self._asked: list[_Asked] = []
+        self._asked: dict[int, _Asked] = {}
+        """Requests by the last beat before them."""
         self._began_ns = time.monotonic_ns()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, args=(self.broker.pid, folder / _STACKS), daemon=True)
+        self._thread = threading.Thread(target=self._watch, args=(self.broker.pid,), daemon=True)
         self._thread.start()
         return self
 
@@ -258,28 +279,20 @@ class StallWatch:
     ) -> None:
         self._ended.set()
         self._thread.join()
-        stacks = (self.broker.folder / _STACKS).read_bytes()
-        ends = [asked.stacks_at for asked in self._asked[1:]] + [len(stacks)]
-        seen = {
-            asked.beat_ns: (stacks[asked.stacks_at : end].decode(errors="replace"), asked.call)
-            for asked, end in zip(self._asked, ends, strict=True)
-        }
         for line in (self.broker.folder / _RECORDS).read_text().splitlines():
-            begin_ns, *rest = json.loads(line)
+            names, begin_ns, *rest = json.loads(line)
             if begin_ns >= self._began_ns:
-                text, call = seen.get(begin_ns, ("", ""))
-                self.stalls.append(Stall(begin_ns, *rest, *split_stacks(text), call))
+                asked = self._asked.get(begin_ns, _Asked("", ()))
+                others = [names.get(thread, f"thread {thread}") for thread in asked.others]
+                self.stalls.append(Stall(begin_ns, *rest, others, asked.call))
 
-    def _watch(self, pid: int, stacks: Path) -> None:
-        beat, ask_after = 0, 0.0
+    def _watch(self, pid: int) -> None:
         while not self._ended.wait(BEAT_S):
-            last = _BEAT.unpack_from(self._shared)[0]
-            if last != beat:
-                beat, ask_after = last, ASK_AFTER_MS
-            if time.monotonic_ns() - beat > ask_after * _MS:
-                ask_after *= 2
-                self._asked.append(_Asked(beat, _system_call(pid), stacks.stat().st_size))
-                os.kill(pid, SIGNAL)
+            beat = _BEAT.unpack_from(self._shared)[0]
+            if beat not in self._asked and time.monotonic_ns() - beat > ASK_AFTER_MS * _MS:
+                self._asked[beat] = _Asked(_system_call(pid), _others(pid))
+                # To the main thread, which no function of Python's library can name: no other thread is interrupted.
+                ctypes.CDLL(None).syscall(_SYS_TGKILL[os.uname().machine], pid, pid, SIGNAL)
 
     def figures(self) -> dict[str, float]:
         """Return the number of stalls, and their longest in ms, in total and by cause."""
@@ -300,24 +313,15 @@ def _system_call(pid: int) -> str:
     return ""
 
 
-def split_stacks(text: str) -> tuple[list[Frame], list[Frame]]:
-    """Return the first stack of the main thread in ``faulthandler``'s text, innermost frame first, and the innermost
-    frame of each other thread that was not idle then."""
-    main: list[Frame] = []
-    others: list[Frame] = []
-    for block in re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)[1:]:
-        frames = [
-            (Path(file).name, int(line), function)
-            for file, line, function in _FRAME.findall(block)
-            if not file.startswith("<")  # the import system, whose caller says more
-        ]
-        if any(file == Path(__file__).name for file, _, _ in frames):
-            if main:  # the stacks were asked for again
-                break
-            main = frames
-        elif frames and (frames[0][0], frames[0][2]) not in _IDLE:
-            others.append(frames[0])
-    return main, others
+def _others(pid: int) -> list[str]:
+    """Return the ids of the process's other threads that run, or wait for the disk."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # it may have ended
+            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+            if state in "RD" and task.name != str(pid):
+                found.append(task.name)
+    return found
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class RandomLife(Life):
                 + [self.flush] * 5
                 + [self._dispatch] * 5
                 + [self.store.sync_derived] * 2
-                + [self.store.commitlog.prepare_ahead, self._commit, self._delete]
+                + [self.store.commitlog.prepare_ahead, self.store.index.prepare, self._commit, self._delete]
             )()
 
     def next(self, found: MessageStore, lives: int) -> RandomLife:

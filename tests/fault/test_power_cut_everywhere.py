@@ -153,6 +153,7 @@ def work(sweep: Sweep) -> None:
             case 3:
                 sweep.do("commit", lambda: life.commit("orders", 0))
                 sweep.do("prepare_ahead", life.store.commitlog.prepare_ahead)
+                sweep.do("prepare the index", life.store.index.prepare)
             case 5:
                 sweep.do("delete", lambda: life.delete("bills"))
 

@@ -217,6 +217,9 @@ class Member:
 
     primary_alive = primary_connected
 
+    def withdraw_notice(self) -> None:
+        """Do nothing: the disk is always just sending the notice."""
+
     def primary_lost(self, number: int, refused: bool) -> None:
         """Take the end of the connection."""
         self._input("closed", number, refused)
@@ -448,16 +451,20 @@ class Member:
         """Put the log on disk; one flush at a time, and another if records came meanwhile."""
         if not self._flushing:
             self._flushing = True
-            self.world.after(
-                self._disk_delay(), self._flushed, self.life, self.disk, self.disk.generation, self.disk.end
-            )
+            end = self.disk.end
+            made = self.replica.report_of(end) if self.replica is not None else None
+            notice: Any = self.primary.notice(*made) if made is not None else None
+            self.world.after(self._disk_delay(), self._flushed, self.life, self.disk, self.disk.generation, end, notice)
 
-    def _flushed(self, life: int, disk: Disk, generation: int, end: int) -> None:
+    def _flushed(self, life: int, disk: Disk, generation: int, end: int, notice: Callable[[], None] | None) -> None:
         if life != self.life or disk is not self.disk:
             return
         self._flushing = False
         if generation == disk.generation:
             disk.flushed = max(disk.flushed, end)
+            if notice is not None:
+                # Whatever this member has learned since, unless the connection has ended.
+                self.enter(life, notice)
             self._answer(life, "flushed", end)
         if disk.flushed < disk.end:
             self._flush()

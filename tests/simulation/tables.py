@@ -198,6 +198,16 @@ class SimulatedLink:
         """Report the position, and the tables that are on disk."""
         self._member.send(self.number, Parcel(report, tables=tables))
 
+    def notice(self, report: PositionReport, tables: int, sent: Callable[[], None]) -> Callable[[], None]:
+        """Return what the disk does with the report when the log is on disk."""
+
+        def send() -> None:
+            if self.number in self._member.connections:
+                self.send_report(report, tables)
+                sent()
+
+        return send
+
     def close(self) -> None:
         """Close the connection."""
         self._member.hang_up(self.number)

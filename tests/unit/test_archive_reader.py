@@ -13,10 +13,11 @@ import pytest
 from flintmq.client.arrow import DataLoss, InvalidOption, read_store
 from flintmq.client.polars import scan_store
 from flintmq.protocol.storage.archive.errors import CorruptObject
-from flintmq.protocol.storage.archive.fragment import Compression
+from flintmq.protocol.storage.archive.fragment import Compression, LogFrame, QueueUnits, decode_index, encode_index
 from flintmq.protocol.storage.archive.manifest import LATEST, ArchiveGap
 from flintmq.protocol.storage.archive.objects import Objects
 from flintmq.protocol.storage.archive.reader import ArchiveReader, FragmentMoved, NoArchive
+from flintmq.protocol.storage.archive.verify import VerifiedArchive, verify
 from flintmq.protocol.storage.reader.errors import CorruptLog
 from tests.archive_tools import MadeArchive, keys_of, make_archive, orders, placed, publish
 
@@ -67,9 +68,7 @@ def test_a_folder_without_a_manifest_is_no_archive(tmp_path: Path) -> None:
 def test_every_record_is_found_at_its_position_and_nothing_elsewhere(made: MadeArchive) -> None:
     with ArchiveReader(made.objects) as reader:
         for record in made.records:
-            found = reader.record_at(record.physical_offset)
-            assert found is not None
-            assert found.encode() == record.encode()
+            assert reader.record_at(record.physical_offset) == record.encode()
         hole = made.records[24]
         assert reader.record_at(hole.physical_offset + len(hole.encode())) is None
         assert reader.record_at(999) is None
@@ -83,9 +82,7 @@ def test_every_key_finds_its_records_newest_first(made: MadeArchive) -> None:
     with ArchiveReader(made.objects) as reader:
         for topic, key in sorted(keys):
             wanted = [each for each in made.records if each.topic.decode() == topic and key in keys_of(each)]
-            assert [each.encode() for each in reader.find_key(topic, key)] == [
-                each.encode() for each in reversed(wanted)
-            ]
+            assert list(reader.find_key(topic, key)) == [each.encode() for each in reversed(wanted)]
         assert list(reader.find_key("orders", "k1")) == []  # of the other topic
         assert list(reader.find_key("orders", "nobody's")) == []
         assert list(reader.find_key("no such topic", "k1")) == []
@@ -102,7 +99,7 @@ def test_a_time_range_skips_fragments_and_runs(made: MadeArchive, tmp_path: Path
         ]
         objects.asked.clear()
         found = list(reader.find_key("orders", "shared-6", since_ms=since, until_ms=until))
-    assert [each.store_timestamp for each in found] == [times[96]]
+    assert found == [made.records[96].encode()]
     within = {name for entry in entries for name in (entry.name.log, entry.name.idx)}
     assert {name for name in objects.asked if name.startswith("log/")} <= within
     assert made.manifest.runs == [] or made.manifest.runs[0].name not in objects.asked
@@ -180,7 +177,7 @@ def _all_that_is_read(url: Path, made: MadeArchive) -> dict[str, Any]:
     note("scan", lambda: read_store(url, "orders", columns=("physical_offset", "body")).table().to_pylist())
     for number in (4, 84):
         with ArchiveReader(Objects(url)) as reader:
-            note(f"key {number}", lambda: [each.encode() for each in reader.find_key("orders", f"k{number}")])  # noqa: B023 - called at once
+            note(f"key {number}", lambda: list(reader.find_key("orders", f"k{number}")))  # noqa: B023 - called at once
     return found
 
 
@@ -273,3 +270,44 @@ def test_objects_match_the_digests_of_their_entries(made: MadeArchive) -> None:
         for entry, _ in reader.entries():
             assert hashlib.sha256(made.objects.get(entry.name.log)).digest() == entry.log_sha256
             assert hashlib.sha256(made.objects.get(entry.name.idx)).digest() == entry.idx_sha256
+
+
+def test_verify_finds_units_that_do_not_fit_the_records(tmp_path: Path) -> None:
+    made = make_archive(Objects(tmp_path), placed(orders(20)), per_fragment=20)
+    entry = made.manifest.entries[0]
+    name = entry.name.idx
+    index = decode_index(made.objects.get(name), name)
+    queues = [
+        QueueUnits(
+            index.head.topics[run["topic"]],
+            int(run["queue_id"]),
+            int(run["first"]),
+            bytes(index.units_of(row)).replace(b"\x00\x00\x01", b"\x00\x00\x02")
+            if row == 1
+            else bytes(index.units_of(row)),
+            0,
+            0,
+        )
+        for row, run in enumerate(index.queues)
+    ]
+    frames = [LogFrame(*frame) for frame in index.frames.tolist()]
+    idx = encode_index(entry.start, entry.end, "zstd", frames, queues, index.keys, entry.records, [])
+    made.objects.put(name, idx)
+    digest = hashlib.sha256(idx).digest()
+    publish(made.objects, made.manifest.next(entries=[entry._replace(idx_sha256=digest, idx_bytes=len(idx))]))
+    with ArchiveReader(made.objects) as reader:
+        flaws = list(verify(reader, VerifiedArchive()))
+    assert [flaw.name for flaw in flaws] == [name]
+    assert "where no such record begins" in flaws[0].reason
+
+
+def test_verify_names_a_part_of_the_log_that_is_neither_archived_nor_a_gap(tmp_path: Path) -> None:
+    records = placed(orders(40))
+    made = make_archive(Objects(tmp_path), records)
+    publish(made.objects, made.manifest.next(entries=[made.manifest.entries[0], *made.manifest.entries[2:]]))
+    with ArchiveReader(made.objects) as reader:
+        flaws = list(verify(reader, VerifiedArchive()))
+    assert [flaw.reason for flaw in flaws] == [
+        f"it has neither fragment nor gap for physical offsets {records[10].physical_offset:,} to "
+        f"{records[20].physical_offset:,}"
+    ]

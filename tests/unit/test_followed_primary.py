@@ -1,12 +1,18 @@
-"""A member counts a table for the primary that sent it, and for no other; over real connections."""
+"""A member counts a table for the primary that sent it, and for no other, and tells it a position only once; over real
+connections."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
+from flintmq.broker.background.flush import Notice
 from flintmq.broker.replication.core.messages import Hello, Message, PositionReport, Welcome
 from flintmq.broker.replication.member.links import FollowedPrimary, LinkAccess, encode_epochs
 from flintmq.broker.replication.member.tables import TableCopy
@@ -56,6 +62,8 @@ class Primary:
         self._parser = FrameParser(1 << 20)
         self.tables: asyncio.Queue[int] = asyncio.Queue()
         """Number of the last table, of each report."""
+        self.flushed: list[int] = []
+        """Position on disk, of each report."""
         self._request_id = 0
 
     async def serve(self) -> None:
@@ -70,7 +78,9 @@ class Primary:
                 elif frame.code == REPLICATE.code:
                     self._request_id = frame.request_id
                 elif frame.code == REPORT_POSITION.code:
-                    self.tables.put_nowait(decode_fields(ReportPositionRequest, frame.fields).tables)
+                    position = decode_fields(ReportPositionRequest, frame.fields)
+                    self.flushed.append(position.flushed)
+                    self.tables.put_nowait(position.tables)
 
     def welcome(self) -> None:
         answer = encode_fields(ReplicateAnswer(epoch=EPOCH, begin=0))
@@ -86,6 +96,7 @@ class Member:
 
     def __init__(self) -> None:
         self.heard: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+        self.withdrawn = 0
 
     def primary_connected(self, number: int) -> None:
         self.heard.put_nowait(("connected", number))
@@ -95,6 +106,9 @@ class Member:
 
     def primary_alive(self, number: int) -> None:
         pass
+
+    def withdraw_notice(self) -> None:
+        self.withdrawn += 1
 
     def primary_said(self, number: int, message: Message, body: memoryview) -> None:
         assert isinstance(message, Welcome)
@@ -262,3 +276,85 @@ async def test_a_primary_that_asks_for_no_login_is_refused_by_a_member_with_a_us
         members.followed.connect(1, members.address)
         assert await members.member.heard.get() == ("lost", 1)
         assert "asks for no login" in members.followed.refusal
+
+
+# ---- Reports that the disk's thread sends.
+
+
+def position(flushed: int, written: int = 100) -> PositionReport:
+    return PositionReport(EPOCH, written, flushed, complete=True)
+
+
+def made(members: Set, report: PositionReport) -> Notice:
+    notice = members.followed.notice(1, report)
+    assert notice is not None
+    return notice
+
+
+async def test_a_report_that_the_disk_has_sent_is_not_repeated() -> None:
+    async with replica_set() as members:
+        primary = await members.follow(1)
+        notice = made(members, position(50))
+        os.write(notice.fd, notice.content)
+        notice.done(len(notice.content))
+        members.followed.report(1, position(50, written=200))
+        members.followed.report(1, position(50, written=200))
+        members.followed.report(1, position(200, written=200))
+        assert [await primary.tables.get() for _ in range(3)] == [0, 0, 0]
+        assert primary.flushed == [0, 50, 50, 200]
+
+
+async def test_a_report_is_sent_if_the_disk_has_sent_none_or_another_one() -> None:
+    async with replica_set() as members:
+        primary = await members.follow(1)
+        made(members, position(50)).done(0)
+        members.followed.report(1, position(50))
+        notice = made(members, position(60))
+        os.write(notice.fd, notice.content)
+        notice.done(len(notice.content))
+        members.followed.report(1, position(70))
+        assert [await primary.tables.get() for _ in range(3)] == [0, 0, 0]
+        assert primary.flushed == [0, 50, 60, 70]
+
+
+async def test_a_report_of_the_loop_withdraws_that_of_the_disk() -> None:
+    async with replica_set() as members:
+        await members.follow(1)
+        notice = made(members, position(50))
+        assert members.followed.notice(1, position(60)) is None  # one at a time
+        assert members.member.withdrawn == 0
+        members.followed.report(1, position(40))
+        assert members.member.withdrawn == 1
+        notice.done(0)
+        members.followed.report(1, position(50))
+        assert members.member.withdrawn == 1
+
+
+async def test_the_first_report_of_a_connection_is_not_the_disks() -> None:
+    async with replica_set() as members:
+        members.followed.connect(1, members.address)
+        assert await members.member.heard.get() == ("connected", 1)
+        members.followed.greet(1, Hello("set", EPOCH, "b", 0, ()), 1 << 20)
+        assert members.followed.notice(1, position(0)) is None
+        assert members.followed.notice(2, position(0)) is None
+
+
+async def test_the_disk_can_send_nothing_on_a_connection_that_was_closed_and_no_other_gets_its_descriptor() -> None:
+    async with replica_set() as members:
+        await members.follow(1)
+        notice = made(members, position(50))
+        members.followed.close(1)
+        await members.follow(2)
+        with pytest.raises(BrokenPipeError):
+            os.write(notice.fd, notice.content)
+        notice.done(-1)
+        with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+            os.fstat(notice.fd)
+
+
+async def test_half_a_report_ends_the_connection() -> None:
+    async with replica_set() as members:
+        await members.follow(1)
+        notice = made(members, position(50))
+        notice.done(len(notice.content) // 2)
+        assert await members.member.heard.get() == ("lost", 1)

@@ -45,3 +45,19 @@ def test_the_console_names_the_missing_extra(command: str, name: str) -> None:
 def test_help_needs_no_extra() -> None:
     done = run_without(("numba", "numpy", "pydantic"), DAEMON, "serve", "--help")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "url", "reason"),
+    [("obstore", "s3://bucket/history", "needs obstore"), ("zstandard", "history", "Zstandard needs")],
+)
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Zstandard is part of Python")
+def test_the_broker_starts_without_the_archive_extra_and_names_it_for_an_archive(
+    tmp_path: Path, name: str, url: str, reason: str
+) -> None:
+    arguments = ["serve", "--listen", "127.0.0.1:0", "--store", str(tmp_path / "store")]
+    done = run_without((name,), DAEMON, *arguments, "--set", f"archive.url={url}")
+    assert done.returncode == 2, done.stderr
+    assert reason in done.stderr
+    assert "pip install 'flintmq[archive]'" in done.stderr
+    assert not (tmp_path / "store").exists()

@@ -217,7 +217,16 @@ class TestRestore:
         sequences = ProducerSequences(runs_max=10 * (1 + SEQUENCE_WEIGHT), producer_runs_max=10, expiry_s=EXPIRY_S)
         order = [*range(10), 0, 10]
         sequences.restore(
-            (StoredRun(f"{number:020X}", "orders", at, 1, "orders", 0, 2 * at) for at, number in enumerate(order)), 0.0
+            [StoredRun(f"{number:020X}", "orders", at, 1, "orders", 0, 2 * at) for at, number in enumerate(order)], 0.0
         )
         known = {order[at] for at in range(12) if sequences.find(f"{order[at]:020X}", "orders", at, 1) is not None}
         assert known == {0, *range(2, 11)}
+
+    def test_far_more_producers_than_there_is_room_for_leave_those_that_sent_last(self) -> None:
+        sequences = ProducerSequences(runs_max=10 * (1 + SEQUENCE_WEIGHT), producer_runs_max=10, expiry_s=EXPIRY_S)
+        runs = [StoredRun(f"{at % 1000:020X}", "orders", at, 1, "orders", 0, 2 * at) for at in range(3000)]
+        sequences.restore(runs, 0.0)
+        known = {run.first for run in runs if sequences.find(run.prefix, "orders", run.first, 1) is not None}
+        assert max(known) == 2999
+        assert len({first % 1000 for first in known}) == len(sequences) > 0
+        assert {first % 1000 for first in known} == {*range(1000 - len(sequences), 1000)}

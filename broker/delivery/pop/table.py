@@ -90,6 +90,11 @@ class QueueInFlight:
         """Return whether the committed offset describes the whole state, so that there is nothing else to keep."""
         return not self.open and not self._ahead and not self.counts
 
+    @property
+    def takes_all(self) -> bool:
+        """Return whether a take that is not ordered gets every message that it finds."""
+        return not (self.ordered or self._ahead)
+
     def blocked_until(self, take: Take) -> int | None:
         """Return when the queue gives messages again, in ms: None for now, -1 for no known time.
 
@@ -399,6 +404,12 @@ class InFlightTable:
         """Let later takes have other times than the deliveries of ``state``, so that no old receipt fits them."""
         newest = max((delivery.pop_ms for delivery in state.open.values()), default=0)
         self._pop_ms_min = max(self._pop_ms_min, newest + 1)
+
+    def takes_all(self, key: QueueKey) -> bool:
+        """Return whether the group has begun with a queue, and a take that is not ordered gets every message that it
+        finds."""
+        state = self._find(key)
+        return state.takes_all if state is not None else self._offsets.committed_of(*key) is not None
 
     def start(self, key: QueueKey) -> int | None:
         """Return the offset at which the next take begins; None if the group has not begun with the queue."""

@@ -72,7 +72,7 @@ class CopyFinder:
 
     def _with_key(self, topic: str, key: str) -> Iterator[Record]:
         try:
-            found = self._store.query(KeySearch(topic, key, unique=True), hot=False)
+            found = self._store.queries.local_page(KeySearch(topic, key, unique=True), hot=False)
         except TopicNotExist:
             return
         view = memoryview(found.body)

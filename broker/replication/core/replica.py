@@ -301,7 +301,7 @@ class Replica:
             case PositionReport():
                 if self.primary is not None:
                     self.primary.report(connection, message, now)
-                    self._advance(now)
+                    self._advance(now, is_usual=not message.stops)
             case _ if self._follower.is_current(connection):
                 reason = self._follower.receive(message, now)
                 if reason is not None:
@@ -321,9 +321,14 @@ class Replica:
         if self.primary is not None:
             self.primary.flushed[self.member] = self.log.flushed
             self.primary.disk_behind_s(now)
-            self._advance(now)
+            self._advance(now, is_usual=True)
         else:
             self._follower.send_report(now)
+
+    def report_of(self, flushed: int) -> tuple[int, PositionReport] | None:
+        """Return the connection to the primary, and the report that the disk may send on it as soon as the log is on
+        disk below ``flushed``, also before this member knows that; None if this member does not follow."""
+        return self._follower.report_of(flushed) if self.role is Role.FOLLOWER else None
 
     def deleted(self, begin: int) -> None:
         """Note that retention deleted what is below ``begin``, which must be confirmed."""
@@ -369,8 +374,12 @@ class Replica:
         self._give_up_if_weak(now)
         self._advance(now)
 
-    def _advance(self, now: float) -> None:
-        """Confirm what is safe, and propose what should change."""
+    def _advance(self, now: float, *, is_usual: bool = False) -> None:
+        """Confirm what is safe, and propose what should change.
+
+        ``is_usual``: a disk has written something, as happens for each message. In a settled set, that makes no change
+        due, and what time makes due is found by the next tick.
+        """
         if self.role is not Role.PRIMARY or self.primary is None:
             return
         if not self._leads(now):
@@ -378,7 +387,15 @@ class Replica:
             return
         self.primary.advance(self.proposals)
         self.log.confirmed = max(self.log.confirmed, self.primary.confirmed)
-        self._propose_change(now)
+        if not (is_usual and self._is_settled):
+            self._propose_change(now)
+
+    @property
+    def _is_settled(self) -> bool:
+        """True if all members are in sync, and no change is asked for or on its way."""
+        assert self.primary is not None
+        config = self.primary.config
+        return config.in_sync == config.members and not (self.proposals or self._target or self._is_changing)
 
     def _propose_change(self, now: float) -> None:
         assert self.primary is not None

@@ -142,9 +142,10 @@ class Primary:
             return
         follower = self.followers[member]
         first = not follower.streaming
-        # The first report comes after the cut, exactly at the start of the stream; later ones grow, up to what was
-        # sent. A position outside, or a disk that goes back, would make the confirmed offset wrong.
-        lowest = follower.begin if first else follower.written
+        # The first report comes after the cut, exactly at the start of the stream; later ones say up to what was sent.
+        # A position outside, or a disk that goes back, would make the confirmed offset wrong. Less may be written than
+        # the last one said: the disk's own report may have been made before it, and sent after it.
+        lowest = follower.begin
         highest = follower.begin if first else follower.sent
         if (
             not lowest <= report.written <= highest
@@ -156,8 +157,9 @@ class Primary:
         if first:
             follower.streaming, follower.sent = True, follower.begin
             follower.sent_at = now - self._limits.heartbeat_s  # it learns soon from where on it is complete
-        follower.written, follower.complete, follower.heard_at = report.written, report.complete, now
-        follower.stops = report.stops
+        follower.written = report.written if first else max(follower.written, report.written)
+        follower.complete, follower.heard_at = report.complete, now
+        follower.stops |= report.stops
         self.flushed[member] = report.flushed
         # After the report is noted, which the measurement looks at.
         self._measure_lag(member, now)
@@ -551,10 +553,17 @@ class Follower:
         return None
 
     def send_report(self, now: float) -> None:
-        if self.stage is FollowerStage.STREAMING and self._connection is not None:
+        made = self.report_of(self._log.flushed)
+        if made is not None:
             self._reported_at = now
-            flushed = self._rules.reported(self._log.end, self._log.flushed)
-            # Complete only after the mark is on disk, so that it outlives a power failure.
-            is_complete = self._log.complete and not self._log.busy
-            report = PositionReport(self.epoch, self._log.end, flushed, is_complete, self._stops)
-            self._actions.append(SendMessage(self._connection, report))
+            self._actions.append(SendMessage(*made))
+
+    def report_of(self, flushed: int) -> tuple[int, PositionReport] | None:
+        """Return the connection, and the report that is true once the log is on disk below ``flushed``; None if there
+        is no stream."""
+        if self.stage is not FollowerStage.STREAMING or self._connection is None:
+            return None
+        safe = self._rules.reported(self._log.end, flushed)
+        # Complete only after the mark is on disk, so that it outlives a power failure.
+        is_complete = self._log.complete and not self._log.busy
+        return self._connection, PositionReport(self.epoch, self._log.end, safe, is_complete, self._stops)

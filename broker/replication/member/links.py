@@ -6,10 +6,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -44,6 +46,7 @@ from ....protocol.fields import decode_fields, encode_fields
 from ....protocol.frames import ONE_WAY, REQUEST, RESPONSE, Frame, FrameParser, encode_head
 from ....protocol.text_files import first_line
 from ...addresses import parse_address
+from ...background.flush import Notice
 from ..core.configuration import Epoch, Epochs
 from ..core.messages import Hello, LogPiece, Message, PositionReport, Refusal, Welcome
 from .tables import Table, TableCopy, TableWriter
@@ -108,6 +111,10 @@ class PrimaryLink(asyncio.BufferedProtocol):
         self._answer: asyncio.Future[Frame] | None = None
         self._closed = False
         self._request_id = 0
+        self._direct: socket.socket | None = None
+        """The connection, for the disk's thread; None: that cannot send on it."""
+        self._noticing = False
+        """True while the disk's thread may use ``_direct``."""
 
     async def open(self, host: str, port: int, access: LinkAccess) -> None:
         """Connect, greet and authenticate. Raises ``OSError``, ``TimeoutError`` or ``FlintError``; the link is closed
@@ -116,6 +123,11 @@ class PrimaryLink(asyncio.BufferedProtocol):
             async with asyncio.timeout(CONNECT_S):
                 await self._loop.create_connection(lambda: self, host, port, ssl=access.tls)
                 await self._greet(access)
+            if access.tls is None:
+                with contextlib.suppress(OSError):  # then too many files are open, and the loop sends every report
+                    # A descriptor of its own stays this connection's until the disk's thread has sent.
+                    fd = os.dup(self._transport.get_extra_info("socket").fileno())
+                    self._direct = socket.socket(fileno=fd)
         # On a cancellation too, because the transport may already be open.
         except BaseException:
             self.close()
@@ -164,9 +176,14 @@ class PrimaryLink(asyncio.BufferedProtocol):
         return frame.fields
 
     def _send(self, kind: int, command: Command, request: Any, body: bytes = b"") -> None:
+        if self._noticing:
+            # Two frames must not mix; should the thread be sending now, the primary takes what it says later.
+            self._owner.withdraw_notice()
+        self._transport.write(self._frame(kind, command, request, body))
+
+    def _frame(self, kind: int, command: Command, request: Any, body: bytes = b"") -> bytes:
         self._request_id += 1
-        head = encode_head(kind, command.code, self._request_id, encode_fields(request), len(body))
-        self._transport.write(head + body)
+        return encode_head(kind, command.code, self._request_id, encode_fields(request), len(body)) + body
 
     # ---- sending ----
 
@@ -179,19 +196,40 @@ class PrimaryLink(asyncio.BufferedProtocol):
 
     def send_report(self, report: PositionReport, tables: int) -> None:
         """Report the position; ``tables``: number of the last version of a table that is on disk with all before it."""
-        request = ReportPositionRequest(
-            epoch=report.epoch,
-            written=report.written,
-            flushed=report.flushed,
-            complete=report.complete,
-            tables=tables,
-            stops=report.stops,
-        )
-        self._send(ONE_WAY, commands.REPORT_POSITION, request)
+        self._send(ONE_WAY, commands.REPORT_POSITION, _position(report, tables))
+
+    def notice(self, report: PositionReport, tables: int, sent: Callable[[], None]) -> Notice | None:
+        """Return the report as a notice for the disk's thread, None if that cannot send on this connection now.
+        ``sent``: called once it was sent."""
+        # What waits in the transport would have to be sent first.
+        direct = self._direct
+        if direct is None or self._closed or self._noticing or self._transport.get_write_buffer_size():
+            return None
+        content = self._frame(ONE_WAY, commands.REPORT_POSITION, _position(report, tables))
+        self._noticing = True
+
+        def done(count: int) -> None:
+            self._noticing = False
+            if self._closed:
+                direct.close()
+            elif count == len(content):
+                sent()
+            elif count > 0:
+                self._lose(f"it took only {count} bytes of a report")
+
+        return Notice(direct.fileno(), content, done)
 
     def close(self) -> None:
         """Close the connection; the owner hears nothing more of it."""
+        if self._closed:
+            return
         self._closed = True
+        if self._direct is not None:
+            # Nothing may be sent from here on, also not by the disk's thread, which may still use the descriptor.
+            with contextlib.suppress(OSError):  # the primary has closed it
+                self._direct.shutdown(socket.SHUT_RDWR)
+            if not self._noticing:
+                self._direct.close()
         if self._transport is not None:
             # Not ``close``, which would first write out what a silent primary never takes.
             self._transport.abort()
@@ -261,6 +299,17 @@ class PrimaryLink(asyncio.BufferedProtocol):
             self._owner.link_lost(self, reason)
 
 
+def _position(report: PositionReport, tables: int) -> ReportPositionRequest:
+    return ReportPositionRequest(
+        epoch=report.epoch,
+        written=report.written,
+        flushed=report.flushed,
+        complete=report.complete,
+        tables=tables,
+        stops=report.stops,
+    )
+
+
 def _password(path: str) -> str:
     return prepare(first_line(Path(path).read_bytes()))
 
@@ -286,6 +335,9 @@ class FollowingMember(Protocol):
     def primary_said(self, number: int, message: Message, body: memoryview) -> None:
         """Take a message; ``body``: the bytes of a piece, valid during the call."""
 
+    def withdraw_notice(self) -> None:
+        """Have the disk's thread send no notice, unless it is sending it already."""
+
 
 class FollowedPrimary:
     """The primary of one member; it has at most one connection. ``number``: the core's number of the connection."""
@@ -308,6 +360,8 @@ class FollowedPrimary:
         self._refused = ("", 0.0)
         """Address that refused the password last, and the time before which it is not asked again."""
         self._last_report: PositionReport | None = None
+        self._told: tuple[PositionReport, int] | None = None
+        """Report, with its number of tables, that the disk's thread has just sent."""
         self._epoch = -1
         """Epoch of which tables are taken now; -1: of none, because no primary has welcomed this member."""
 
@@ -346,15 +400,33 @@ class FollowedPrimary:
         """Send the first message; ``file_bytes``: size of the log's files."""
         link = self._current(number)
         if link is not None:
-            self._last_report = None
+            self._last_report = self._told = None
             self._tables.begin(number)
             link.send_hello(hello, file_bytes)
 
     def report(self, number: int, report: PositionReport) -> None:
         link = self._current(number)
-        if link is not None:
-            self._last_report = report
-            link.send_report(report, self._tables.saved)
+        if link is None:
+            return
+        told, self._told = self._told, None
+        self._last_report = report
+        tables = self._tables.saved
+        # What was written since will be told when it is on disk, too.
+        if told is None or told != (replace(report, written=told[0].written), tables):
+            link.send_report(report, tables)
+
+    def notice(self, number: int, report: PositionReport) -> Notice | None:
+        """Return a report for the disk's thread to send, None if it cannot."""
+        link = self._current(number)
+        # The first report of a connection says that the log is cut, and is the core's.
+        if link is None or self._last_report is None:
+            return None
+        tables = self._tables.saved
+
+        def sent() -> None:
+            self._told = report, tables
+
+        return link.notice(report, tables, sent)
 
     def close(self, number: int) -> None:
         """Close the connection; the member hears nothing more of it."""
@@ -399,6 +471,10 @@ class FollowedPrimary:
         if isinstance(message, Welcome) and link is self._link:
             self._epoch = message.epoch
             self._tables.drop()
+
+    def withdraw_notice(self) -> None:
+        """Have the disk's thread send no notice, unless it is sending it already."""
+        self._member.withdraw_notice()
 
     def link_alive(self, link: PrimaryLink) -> None:
         self._member.primary_alive(link.number)
@@ -682,6 +758,8 @@ class TableSender:
 
     def reported(self, link: AcceptedLink, versions: int) -> None:
         """Note how many versions of tables a follower has on disk."""
+        if link.is_saved and not self._waiting:
+            return
         link.reported(versions)
         self.saved()
         self._send()

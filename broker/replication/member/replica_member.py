@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ....protocol.commands import TABLE_BYTES_MAX, ReplicaStatusAnswer, SetMember
 from ....protocol.errors import BrokerError, ConfigurationError, NotEnoughReplicas, NotPrimary, ReplicationRefused
-from ...background.flush import FlushService
+from ...background.flush import FlushService, Notice
 from ...config import Settings
 from ...store import LogCopyRefused, MessageStore
 from ...store.tables.clock import elapsed_ns
@@ -432,6 +432,7 @@ class ReplicaMember:
     def start(self) -> None:
         self._store.set_refusal = self._not_primary
         self._flush.on_disk = self._flushed
+        self._flush.notice = self._notice
         self._calls.start()
         self._tick()
 
@@ -519,7 +520,7 @@ class ReplicaMember:
         self._log.end = self._store.write_offset
         if self._leads_at >= 0:
             self.replica.written(self._store.write_offset, now_s())
-            self._drain()
+            self._drain(is_usual=True)
 
     def when_tables_are_saved(self, call: Callable[[], None]) -> None:
         """Call ``call`` once all members in sync have the tables as they are now; not, if the leadership ends."""
@@ -599,7 +600,9 @@ class ReplicaMember:
             return
         if self._sender is not None:
             self._sender.reported(link, tables)
-        self._input(self.replica.received, number, report)
+        if not self._ended:
+            self.replica.received(number, report, now_s())
+            self._drain(is_usual=True)
 
     def follower_lost(self, number: int) -> None:
         self._links.remove(number)
@@ -623,6 +626,9 @@ class ReplicaMember:
         self._input(self.replica.received, number, message)
         self._body = memoryview(b"")
 
+    def withdraw_notice(self) -> None:
+        self._flush.withdraw_notice()
+
     # ---- inputs of the core ----
 
     def _input(self, call: Callable[..., Any], *arguments: Any) -> None:
@@ -643,7 +649,12 @@ class ReplicaMember:
     def _flushed(self, offset: int) -> None:
         if not self._ended:
             self.replica.flushed(offset, now_s())
-            self._drain()
+            self._drain(is_usual=True)
+
+    def _notice(self, end: int) -> Notice | None:
+        """Return what the disk's thread shall tell the primary as soon as the log is on disk below ``end``."""
+        made = None if self._ended else self.replica.report_of(end)
+        return self._primary.notice(*made) if made is not None else None
 
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(self._limits.tick_s, self._tick)
@@ -654,8 +665,8 @@ class ReplicaMember:
             self.replica.deleted(begin)
         self._input(self.replica.tick)
 
-    def _drain(self) -> None:
-        """Carry out what the core asks for, in order."""
+    def _drain(self, *, is_usual: bool = False) -> None:
+        """Carry out what the core asks for, in order. ``is_usual``: after something that happens for each message."""
         # An action may cause the next input at once; the loop below carries out what that adds.
         if self._draining:
             return
@@ -666,7 +677,9 @@ class ReplicaMember:
                 self._do(actions.pop(0))
         finally:
             self._draining = False
-        self._refuse_or_accept()
+        # While messages are accepted, the next tick is soon enough to notice that a follower is behind for too long.
+        if not (is_usual and self._store.set_refusal is None):
+            self._refuse_or_accept()
         self._answer_changes()
 
     def _refuse_or_accept(self) -> None:

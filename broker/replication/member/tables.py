@@ -222,6 +222,11 @@ class LogBegin:
 
 def tables_of(store: MessageStore, follow: Callable[[int], None]) -> list[Table]:
     """Return the replicated tables of a store. ``follow``: called with where the primary's log begins."""
+    return [*archived_tables(store), UsersTable(store), LogBegin(store, follow)]
+
+
+def archived_tables(store: MessageStore) -> list[Table]:
+    """Return the replicated tables that an archive has too: all but the users, and where the log begins."""
     return [
         TopicsTable(store),
         GroupsTable(store),
@@ -231,8 +236,6 @@ def tables_of(store: MessageStore, follow: Callable[[int], None]) -> list[Table]
         # Without the rows that it counts: a new primary makes these again from the queue of timed messages.
         FileTable(store, "flintmq/timers/cursor.json"),
         FileTable(store, "flintmq/prepared.json", store.staged_state.load),
-        UsersTable(store),
-        LogBegin(store, follow),
     ]
 
 

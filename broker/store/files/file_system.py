@@ -233,10 +233,8 @@ def zero(files: Files, fd: int, at: int, end: int) -> int:
     return reached
 
 
-def create_whole(
-    files: Files, path: Path, size: int, scratch_folder: Path, *, allocate: int = 0, head: bytes = b""
-) -> int:
-    """Create a file of ``size`` bytes, ``head`` and then zeros, atomically; returns its descriptor.
+def create_whole(files: Files, path: Path, size: int, scratch_folder: Path, *, allocate: int = 0) -> int:
+    """Create a file of ``size`` zeros atomically; returns its descriptor.
 
     The file is made under another name in ``scratch_folder`` (on the same file system), its first ``allocate`` bytes
     get disk blocks, and it is synced before it is renamed. A crash therefore never leaves a file of the wrong length,
@@ -251,8 +249,6 @@ def create_whole(
         files.resize(fd, size)
         if allocate:
             files.allocate(fd, 0, min(allocate, size))
-        if head:
-            files.write(fd, head, 0)
         files.sync_data(fd)
         files.rename(scratch, path)
         files.sync_folder(path.parent)

@@ -74,7 +74,10 @@ def _parse_json(text: str) -> dict[str, Any]:
     def quote(match: re.Match[str]) -> str:
         return f'{match[1]}"{match[2]}"' if match[2] else match[0]
 
-    value = json.loads(_BARE_KEY.sub(quote, text), parse_int=_parse_int)
+    try:
+        value = json.loads(text, parse_int=_parse_int)
+    except ValueError:  # perhaps because of keys without quotes, which are rare
+        value = json.loads(_BARE_KEY.sub(quote, text), parse_int=_parse_int)
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     return value

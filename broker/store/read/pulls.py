@@ -190,6 +190,28 @@ class PullResult:
     body: bytearray
 
 
+class ArchivedPull(NamedTuple):
+    """A pull of records that are not on the disk any more.
+
+    ``end``: the first offset on the disk; ``min_offset``, ``max_offset``: those of the response.
+    """
+
+    topic: str
+    queue_id: int
+    offset: int
+    end: int
+    min_offset: int
+    max_offset: int
+    selection: PullSelection
+
+
+class ArchivedRecords(Protocol):
+    """The records that only the archive has. Raises ``InArchive`` outside of the archive's threads."""
+
+    def pull(self, wanted: ArchivedPull) -> PullResult:
+        """Return records of a queue that are not on the disk any more, as ``Pulls.pull`` does."""
+
+
 class Pulls:
     """Reads of consumers. Any thread may call them, except ``appended``."""
 
@@ -197,6 +219,8 @@ class Pulls:
         self._commitlog = commitlog
         self._queues = queues
         self._log = log
+        self.archived: ArchivedRecords | None = None
+        """The records that the disk no longer has; None: there is no archive."""
 
     def pull(
         self,
@@ -262,6 +286,7 @@ class Pulls:
             return None
         if min_offset > offset:
             return None
+        min_offset = self._queues.shown_first(topic, queue_id, min_offset)
         return PullResult(SUCCESS, 1, offset + 1, min_offset, offset + 1, bytearray(_SIZE.pack(size)) + record)
 
     def _single(self, queue: ConsumeQueue, offset: int, physical_offset: int, size: int) -> PullResult | None:
@@ -284,6 +309,7 @@ class Pulls:
         ):
             return None
         _SIZE.pack_into(body, 0, size)
+        min_offset = self._queues.shown_first(queue.topic, queue.queue_id, min_offset)
         return PullResult(SUCCESS, 1, offset + 1, min_offset, offset + 1, body)
 
     def _pull(
@@ -291,8 +317,14 @@ class Pulls:
     ) -> PullResult:
         queue = queue or self._queues.queue(topic, queue_id)
         max_offset = self._queues.end_of(topic, queue_id, queue)
-        min_offset = self._queues.first_offset(queue, hot=hot) if queue is not None else max_offset
-        if not min_offset <= offset <= max_offset:
+        first = self._queues.first_offset(queue, hot=hot) if queue is not None else max_offset
+        min_offset = self._queues.shown_first(topic, queue_id, first)
+        if offset < first and self.archived is not None:
+            min_offset = self._queues.min_offset(topic, queue_id, hot=hot)
+            if min_offset <= offset:
+                wanted = ArchivedPull(topic, queue_id, offset, first, min_offset, max_offset, selection)
+                return self.archived.pull(wanted)
+        if not first <= offset <= max_offset:
             raise OffsetOutOfRange(
                 f"offset {offset} of queue {queue_id} of {topic!r} is outside of [{min_offset}, {max_offset}]; pull "
                 "from one of these on",

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -45,6 +45,10 @@ QUERY_PAGE_MAX = 64
 """Maximum number of messages in a page."""
 HOT_ENTRIES_MAX = 256
 """Maximum number of index entries that a hot query examines; a longer one is repeated in a reader thread."""
+ARCHIVE_CURSOR = "archive:"
+"""Beginning of the cursor of a page that the archive has; the physical offset before which it begins follows."""
+ARCHIVED_TOPICS_MAX = 64
+"""Maximum number of topics in which a unique key is searched in the archive, where each costs requests."""
 LATEST_MS = I32_MAX << 31
 """A time after the store times of all messages."""
 
@@ -83,6 +87,17 @@ class QueryResult:
     damaged: int = 0
 
 
+class ArchivedMessages(Protocol):
+    """The messages that only the archive has. Raises ``InArchive`` outside of the archive's threads."""
+
+    def find_key(self, topic: str, key: str, begin_ms: int, end_ms: int, below: int) -> Iterator[bytes]:
+        """Yield the records of a topic with a key, newest first, stored in ``[begin_ms, end_ms]`` and at physical
+        offsets before ``below``."""
+
+    def record_at(self, physical_offset: int) -> bytes | None:
+        """Return the record at a physical offset; None if there is none."""
+
+
 class Queries:
     """Lookups by key and id. Any thread may call them."""
 
@@ -91,15 +106,54 @@ class Queries:
         self._topics = topics
         self._state = state
         self._log = log
+        self.archived: ArchivedMessages | None = None
+        """The messages that the disk no longer has; None: there is no archive."""
 
     def query(
         self, search: KeySearch, *, hot: bool, behind_bytes: int = 0, visible_below: int | None = None
     ) -> QueryResult:
-        """Return a page of the messages that ``search`` finds, newest first.
+        """Return a page of the messages that ``search`` finds, newest first: those on the disk, then archived ones.
 
         ``visible_below``: hide records at or after this physical offset, which are not flushed yet. Raises
         ``TopicNotExist``, ``InvalidParameter`` for an invalid cursor, and ``WouldBlock`` with ``hot``.
         """
+        if search.cursor.startswith(ARCHIVE_CURSOR) and self.archived is not None:
+            self._topics.existing(search.topic)
+            return self._archived_page(self.archived, search, _position(search.cursor), behind_bytes)
+        found = self.local_page(search, hot, behind_bytes, visible_below)
+        log_start = self._log.start_offset
+        if self.archived is None or found.cursor or not log_start:
+            return found
+        if found.count:
+            found.cursor = f"{ARCHIVE_CURSOR}{log_start}"
+            return found
+        return self._archived_page(self.archived, search, log_start, behind_bytes)
+
+    def _archived_page(
+        self, archived: ArchivedMessages, search: KeySearch, below: int, behind_bytes: int
+    ) -> QueryResult:
+        """Return a page of the archived messages before physical offset ``below``."""
+        records: list[bytearray] = []
+        size, last = 0, below
+        visible_from = self._state.readable_from(search.topic)
+        for blob in archived.find_key(search.topic, search.key, search.begin_ms, search.end_ms, below):
+            record = decode_record(blob, check_crc=False)
+            if record.physical_offset < visible_from:
+                break
+            if search.unique and search.key != record.property_map().get(PROPERTY_UNIQ_KEY):
+                continue
+            if len(records) == min(search.max_count, QUERY_PAGE_MAX) or (
+                records and size + len(blob) > ANSWER_BYTES_MAX
+            ):
+                return QueryResult(len(records), f"{ARCHIVE_CURSOR}{last}", behind_bytes, _join(records))
+            records.append(bytearray(blob))
+            size, last = size + len(blob), record.physical_offset
+        return QueryResult(len(records), "", behind_bytes, _join(records))
+
+    def local_page(
+        self, search: KeySearch, hot: bool, behind_bytes: int = 0, visible_below: int | None = None
+    ) -> QueryResult:
+        """Return a page of the messages that are on the disk."""
         self._topics.existing(search.topic)
         after = parse_cursor(search.cursor)
         records: list[bytearray] = []
@@ -231,6 +285,10 @@ class Queries:
             raise MessageNotFound(self._what_was_lost(message_id, damaged))
         if parsed is not None:
             blob = self.visible_at(parsed[1], topic, hot=hot, visible_below=visible_below, may_show=may_show)
+            if blob is None and self.archived is not None and 0 <= parsed[1] < self._log.start_offset:
+                archived = self.archived.record_at(parsed[1])
+                if archived is not None and self._may_show(decode_record(archived), topic, may_show):
+                    blob = bytearray(archived)
             if blob is not None:
                 return QueryResult(1, "", 0, _join([blob]))
         damages = 0
@@ -239,10 +297,16 @@ class Queries:
         names.sort(key=lambda name: name.startswith((RETRY_TOPIC_PREFIX, DEAD_LETTER_TOPIC_PREFIX)))
         for name in names if may_show is None else filter(may_show, names):
             search = KeySearch(name, message_id, max_count=1, unique=True)
-            found = self.query(search, hot=hot, visible_below=visible_below)
+            found = self.local_page(search, hot, visible_below=visible_below)
             if found.count:
                 return QueryResult(1, "", 0, found.body)
             damages += found.damaged
+        if self.archived is not None and self._log.start_offset and len(names) <= ARCHIVED_TOPICS_MAX:
+            for name in names if may_show is None else filter(may_show, names):
+                search = KeySearch(name, message_id, max_count=1, unique=True)
+                found = self._archived_page(self.archived, search, self._log.start_offset, 0)
+                if found.count:
+                    return QueryResult(1, "", 0, found.body)
         where = f"topic {topic!r}" if topic else "any topic"
         if damages:
             raise MessageNotFound(
@@ -292,6 +356,13 @@ def parse_cursor(cursor: str) -> tuple[str, int, int] | None:
     if not (len(name) == 17 and name.isascii() and name.isdigit() and _digits(number) and _digits(physical_offset)):
         raise InvalidParameter(f"{cursor[:80]!r} is not a cursor; pass the one of the answer before, or none")
     return name, int(number), int(physical_offset)
+
+
+def _position(cursor: str) -> int:
+    position = cursor.removeprefix(ARCHIVE_CURSOR)
+    if not _digits(position):
+        raise InvalidParameter(f"{cursor[:80]!r} is not a cursor; pass the one of the answer before, or none")
+    return int(position)
 
 
 def _key_hash(topic: str, key: str) -> int:

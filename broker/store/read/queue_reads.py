@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -27,6 +27,24 @@ if TYPE_CHECKING:
     from ..tables.store_state import ChecksummedRanges, StoreState
     from ..tables.topic_table import TopicConfig, TopicTable
 
+
+class ArchivedQueues(Protocol):
+    """The part of the queues that only the archive has; ``broker.archive.reads.ArchivedReads`` implements it.
+
+    With ``hot``, what is not known yet raises ``InArchive`` outside of the archive's threads; without it is left out
+    there. ``visible_from``: the topic's messages before this physical offset are not shown.
+    """
+
+    def known_first(self, topic: str, queue_id: int, visible_from: int) -> int | None:
+        """Return the first queue offset, as far as it is known; None if there is none. Never waits."""
+
+    def first_offset(self, topic: str, queue_id: int, visible_from: int, *, hot: bool) -> int | None:
+        """Return the first queue offset, None if the archive has no message of the queue."""
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, *, hot: bool) -> int | None:
+        """Return the first queue offset stored at a time or later; None if all that are archived are older."""
+
+
 TAGS_LOOKED_AT_MAX = 256
 """Maximum number of new messages whose tags are read in order to wake only the held pulls that want one of them."""
 
@@ -42,6 +60,8 @@ class QueueReads:
         self._topics = topics
         self._state = state
         self._log = log
+        self.archived: ArchivedQueues | None = None
+        """The history of the queues that the disk no longer has; None: there is no archive."""
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """Return the queue; None if it has no message. Raises ``TopicNotExist`` or ``QueueNotExist``."""
@@ -88,9 +108,26 @@ class QueueReads:
         return queue.max_offset if queue is not None else self.next_offset(topic, queue_id)
 
     def min_offset(self, topic: str, queue_id: int, *, hot: bool) -> int:
-        """Return the first queue offset that can be read."""
+        """Return the first queue offset that can be read, in the archive too."""
         queue = self.queue(topic, queue_id)
-        return self.first_offset(queue, hot=hot) if queue is not None else self.next_offset(topic, queue_id)
+        first = self.first_offset(queue, hot=hot) if queue is not None else self.next_offset(topic, queue_id)
+        return self._archived_first(topic, queue_id, first, hot)
+
+    def _archived_first(self, topic: str, queue_id: int, first: int, hot: bool) -> int:
+        """Return the first offset of the archive, if that is before ``first``, the one on the disk."""
+        deleted_end = self._state.deleted_end(topic, queue_id)
+        if self.archived is None or first <= deleted_end:
+            return first
+        found = self.archived.first_offset(topic, queue_id, self._state.readable_from(topic), hot=hot)
+        return first if found is None else min(max(found, deleted_end), first)
+
+    def shown_first(self, topic: str, queue_id: int, first: int) -> int:
+        """Return what ``min_offset`` returns, as far as it is known; ``first``: the first offset on the disk."""
+        deleted_end = self._state.deleted_end(topic, queue_id)
+        if self.archived is None or first <= deleted_end:
+            return first
+        found = self.archived.known_first(topic, queue_id, self._state.readable_from(topic))
+        return first if found is None else min(max(found, deleted_end), first)
 
     def tags_codes(self, topic: str, queue_id: int, first: int, end: int) -> frozenset[int] | None:
         """Return the tag codes of the messages from ``first`` up to ``end``; None if that would take too long."""
@@ -121,9 +158,17 @@ class QueueReads:
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, *, hot: bool) -> int:
         """Return the first offset whose message was stored at ``timestamp_ms`` or later, or the max offset."""
         queue = self.queue(topic, queue_id)
-        if queue is None:
-            return self.next_offset(topic, queue_id)
-        return self.first_since(queue, timestamp_ms, hot=hot)
+        found = self.first_since(queue, timestamp_ms, hot=hot) if queue is not None else None
+        first = self.first_offset(queue, hot=hot) if queue is not None else self.next_offset(topic, queue_id)
+        if (
+            self.archived is not None
+            and found in (None, first)
+            and ((low := self._archived_first(topic, queue_id, first, hot)) < first)
+        ):
+            archived = self.archived.offset_by_time(topic, queue_id, timestamp_ms, hot=hot)
+            if archived is not None and archived < first:
+                return max(archived, low)
+        return first if found is None else found
 
     def first_since(self, queue: ConsumeQueue, timestamp_ms: int, *, hot: bool) -> int:
         """Return the first offset whose store time is not before ``timestamp_ms``; the max offset if there is none."""
@@ -168,10 +213,11 @@ class QueueReads:
             queue = self._with_messages(topic, queue_id)
             if queue is None:
                 next_offset = self.next_offset(topic, queue_id)
-                rows.append((queue_id, next_offset, next_offset, -1))
+                rows.append((queue_id, self._archived_first(topic, queue_id, next_offset, hot), next_offset, -1))
                 continue
             low, high = self.first_offset(queue, hot=hot), queue.max_offset
             store_ms = self._store_ms(queue, high - 1, hot) if high > low else None
+            low = self._archived_first(topic, queue_id, low, hot)
             rows.append((queue_id, low, high, -1 if store_ms is None else store_ms))
         return rows
 
@@ -254,6 +300,11 @@ class LogReads:
         self.quarantine = quarantine
         self._commitlog = commitlog
         self._state = state
+
+    @property
+    def start_offset(self) -> int:
+        """Physical offset at which the log on the disk begins."""
+        return self._commitlog.start_offset
 
     @property
     def checksummed(self) -> ChecksummedRanges:

@@ -12,7 +12,7 @@ from ...kernels import dispatch as kernel
 from ..check import EntryComparison, UnitComparison
 from ..errors import DamagedRecord
 from ..index import index_problem
-from ..queues import count_units, first_unit, last_record_unit, order_problem
+from ..queues import count_units, first_unit, last_record_unit, order_problems
 from .loaded_store import DERIVED_CHUNK_BYTES
 
 if TYPE_CHECKING:
@@ -125,6 +125,13 @@ class Examination:
             ):
                 problems.setdefault(row, problem)
 
+        def follows(row: int, begins: int) -> int:
+            # The queue offset after the records before; a queue whose files begin here has none.
+            if row in following:
+                return following[row]
+            queue = self._queues.rows[row]
+            return begins if begins <= first_unit(queue) else self._count_below(row, begin, begins)
+
         files = self._index.files[:index_files]
         unit_comparison, entries = UnitComparison(end), EntryComparison(files, begin, end)
         index_end = max((file.end_physical_offset + 1 for file in files if file.index_count > 1), default=0)
@@ -133,7 +140,7 @@ class Examination:
             for run in derived.runs:
                 queue, first, units = run
                 row = queue.row
-                look_between(row, following[row] if row in following else self._count_below(row, begin, first), first)
+                look_between(row, follows(row, first), first)
                 following[row] = first + len(units) // UNIT_BYTES
                 if row not in problems and queue.end_byte:
                     flaw = next(unit_comparison.compare(run), None)
@@ -142,7 +149,7 @@ class Examination:
             entries.compare(derived.keys, derived.end)
             self._progress("checking queues and index", derived.end - begin, reach - begin)
         for row, count in counts.items():
-            look_between(row, following[row] if row in following else self._count_below(row, begin, count), count)
+            look_between(row, follows(row, count), count)
         for row in following:  # a queue of only rolled back messages is not there, and rightly has no files
             if not self._queues.rows[row].end_byte:
                 problems.setdefault(row, "it has no files")
@@ -186,16 +193,19 @@ class Examination:
 
     def _examine_queues(self, dispatched: int) -> dict[int, int]:
         thorough = sum(queue.end_byte - queue.first_byte for queue in self._queues) <= QUEUE_CHECK_BYTES_MAX
-        counts = {}
+        counts, parts = {}, []
         for queue in sound_queues(self._queues, self.queue_problems):
             begin, count = first_unit(queue), count_units(queue, dispatched)
             per_file = queue.file_bytes // UNIT_BYTES
             if not thorough:
                 begin = max(begin, (count - 1) // per_file * per_file)
-            problem = order_problem(queue, begin, count) or self._last_unit_problem(queue, count)
+            counts[queue.row] = count
+            parts.append((queue, begin, count))
+        problems = order_problems(parts)
+        for queue, _, count in parts:
+            problem = problems.get(queue.row) or self._last_unit_problem(queue, count)
             if problem:
                 self.queue_problems[queue.row] = problem
-            counts[queue.row] = count
         return counts
 
     def _last_unit_problem(self, queue: ConsumeQueue, count: int) -> str:

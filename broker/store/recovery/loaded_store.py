@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 """Called with (what is done, bytes done, bytes in all)."""
 DERIVED_CHUNK_BYTES = 4 * 1024 * 1024
-"""CommitLog bytes that one kernel call derives."""
+"""CommitLog bytes that one kernel call derives from a store with few queues."""
+QUEUES_A_CHUNK = 512
+"""Number of queues for which these bytes are enough. With more, a call derives more: the runs of a call are compared
+one by one, and each queue should have few long ones."""
+_CHUNKS_A_CALL_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +73,13 @@ class LoadedStore:
         are sound but which no queue can have to ``impossible``, and skips them. A record whose queue offset is not
         above those of its queue before it has no unit.
         """
-        commitlog, derivation = self.commitlog, CheckDerivation(self.queues, kernel.DERIVE)
+        times = min(1 + len(self.queues.rows) // QUEUES_A_CHUNK, _CHUNKS_A_CALL_MAX)
+        commitlog, derivation = self.commitlog, CheckDerivation(self.queues, kernel.DERIVE, times=times)
         following: dict[int, int] = {}
         at = begin
         while at < end and (file := commitlog.queue.find(at)) is not None:
             array, position = file.array(), at - file.start_offset
-            stop = min(position + DERIVED_CHUNK_BYTES, end - file.start_offset, file.size)
+            stop = min(position + times * DERIVED_CHUNK_BYTES, end - file.start_offset, file.size)
             status, position = derivation.step(array, position, stop, file.start_offset)
             at = file.end_offset if status == kernel.BLANK else file.start_offset + position
             yield Derived(at, list(_ascending(derivation, following)), derivation.required_keys())

@@ -449,8 +449,6 @@ class LostMessages:
         Each list begins with the queues whose units point into the hole, because messages that are merely missing may
         have been elsewhere; the messages of a queue are in ascending order.
         """
-        if not self._holes:
-            return []
         by_units = [self._by_units(hole) for hole in self._holes]
         begin = max(self._dispatched, self._commitlog.start_offset)
         if any(not lost and hole.begin < begin for hole, lost in zip(self._holes, by_units, strict=True)):

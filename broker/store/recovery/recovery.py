@@ -36,7 +36,7 @@ from .holes import HoleFiller, UnitEvidence
 from .log_recovery import LogRecovery, LostMessages
 
 if TYPE_CHECKING:
-    from ..damage import Quarantine, QuarantinedRange
+    from ..damage import LostRange, Quarantine, QuarantinedRange
     from ..queues import ConsumeQueue
     from .holes import Hole
     from .loaded_store import LoadedStore, Progress
@@ -199,6 +199,7 @@ class Recovery:
         self._mark(end, needed)
         self._repair(counts, index_keep)
         self._dispatch(needed, end)
+        self._queues.write_out()
         self._queues.sync()
         self._index.sync()
         return []
@@ -221,8 +222,10 @@ class Recovery:
 
     def _contain(self, holes: list[Hole], end: int) -> None:
         """Fill holes of the log, and point the units of lost messages at their tombstones."""
-        dispatched = self._first_trusted()
-        lost = LostMessages(self._store, self._evidence, self._log.has_record_of, holes, dispatched, end).find()
+        lost: list[list[LostRange]] = []
+        if holes:
+            dispatched = self._first_trusted()
+            lost = LostMessages(self._store, self._evidence, self._log.has_record_of, holes, dispatched, end).find()
         contained = self._container.contain(holes, lost, self._store_times_behind(holes))
         self._container.patch_units(self._queues, contained)
         self.report.quarantined += contained

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import difflib
 import logging
-import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ....protocol.errors import FlintError
 from ....protocol.storage.archive.errors import CorruptObject
-from ....protocol.storage.archive.manifest import IDENTITY, Entry
+from ....protocol.storage.archive.manifest import Entry
 from ....protocol.storage.archive.objects import Objects
 from ....protocol.storage.archive.reader import ArchiveReader, Fragment
 from ....protocol.storage.reader.errors import SKIP_HINT, CorruptLog, DataLoss, OnDamage
@@ -28,12 +27,6 @@ if TYPE_CHECKING:
     from ..decoder import Decoder
 
 logger = logging.getLogger(__name__)
-_BUCKET = re.compile(r"(?!file:)[a-zA-Z][a-zA-Z0-9+.-]+://")
-
-
-def is_archive(path: str) -> bool:
-    """Return whether a path names an archive: the URL of a bucket, or a folder with ``archive.json``."""
-    return _BUCKET.match(path) is not None or (Path(path.removeprefix("file://")) / IDENTITY).is_file()
 
 
 def open_archive(url: str) -> ArchiveReader:
@@ -143,7 +136,7 @@ class _Stretch(LocalFiles):
         begin = self._start + at
         count = max(0, min(len(buffer), self._end - begin))
         if count:
-            buffer[:count] = self._fragment.read(begin, begin + count, ahead=True)
+            self._fragment.read_into(buffer[:count], begin, ahead=True)
         return count
 
     def next_data(self, handle: int, at: int) -> int | None:

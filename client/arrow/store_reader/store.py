@@ -9,6 +9,7 @@ from typing import TypedDict, Unpack, get_args
 
 import pyarrow as pa
 
+from ....protocol.storage.archive.objects import is_archive
 from ....protocol.storage.reader.log_reader import find_end
 from ...core.times import to_millis
 from ...errors import InvalidArgument
@@ -16,7 +17,7 @@ from ..bounds import Bounds
 from ..decoder import Decoder, chosen
 from ..options import OnLoss
 from ..stream import ArrowStream, Losses
-from .archived import archived_batches, check_archived_topics, is_archive, open_archive, plan_archive
+from .archived import archived_batches, check_archived_topics, open_archive, plan_archive
 from .find_log import check_topics, find_log
 from .options import StoreReadOptions
 from .partition_reader import PartitionReader

@@ -118,8 +118,8 @@ def listen_address(text: str) -> tuple[str, int]:
 # ---- The command ``flintmq dev``.
 
 PROGRAM = "from flintmq.broker.app.daemon import main; main(prog_name='flintmq-broker')"
-TITLE, BANNER = "FlintMQ ", "listening on "
-"""Beginnings of the lines with which the broker says that it has started, and then its address."""
+TITLE, KERNELS, BANNER = "FlintMQ ", "kernels: ", "listening on "
+"""Beginnings of the lines with which the broker says that it has started, that it is slow at first, and its address."""
 STOP_SECONDS = 15.0
 PR_SET_PDEATHSIG = 1
 """Option of prctl, from linux/prctl.h."""
@@ -226,6 +226,6 @@ def _address(process: subprocess.Popen[str]) -> str:
         has_started = has_started or line.startswith(TITLE)
         if line.startswith(BANNER):
             return line.removeprefix(BANNER).strip()
-        if not has_started:
+        if not has_started or line.startswith(KERNELS):
             click.echo(line, nl=False, err=True)
     raise ConfigurationError(f"the broker did not start (exit code {process.wait()}); its reason is above")

@@ -10,15 +10,10 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWrite
 from pyspark.sql.types import StructType
 
 from ....protocol.storage.archive.manifest import Entry
+from ....protocol.storage.archive.objects import is_archive
 from ....protocol.storage.reader.log_reader import LogRange, find_end
 from ...arrow.decoder import Column
-from ...arrow.store_reader.archived import (
-    archived_batches,
-    check_archived_topics,
-    is_archive,
-    open_archive,
-    plan_archive,
-)
+from ...arrow.store_reader.archived import archived_batches, check_archived_topics, open_archive, plan_archive
 from ...arrow.store_reader.find_log import check_topics, find_log
 from ...arrow.store_reader.options import StoreReadOptions
 from ...arrow.store_reader.plan import plan

@@ -18,5 +18,6 @@ An object that no version of the manifest names does not count: it is what a wri
 ``keys``        the 64-bit hash of a key, and sorted runs of (hash, position)
 ``fragment``    fragments: names, frames, index; encode and decode
 ``manifest``    the manifest, its entries and groups, ``archive.json``; encode and decode
+``tables``      topics, groups, offsets and delays beside the log; encode and decode
 ==============  ========================================================================================
 """

@@ -5,8 +5,8 @@ message's UNIQ_KEY or one of its KEYS. XXH64 is specified in xxHash's ``xxhash_s
 
 A run is a sequence of entries of 16 bytes: the hash as an unsigned integer, then the physical offset, both big-endian;
 in ascending order of both. After every ``BLOCK_ENTRIES`` entries, and after the last, stands the CRC-32 of the entries
-since the CRC before. Hashes are spread evenly, so the block of a hash follows from the number of entries: a search
-reads the block that ``block_of`` names and, if the block does not enclose the hash, goes on to its neighbours.
+since the CRC before. Hashes are spread evenly, so the block of a hash follows from the number of entries, except that
+among n entries it may be some roots of n entries away (``reader``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BLOCK_ENTRIES = 4_096
 _CRC = struct.Struct(">I")
 BLOCK_BYTES = BLOCK_ENTRIES * ENTRY_BYTES + _CRC.size
 
-_MASK = 0xFFFFFFFFFFFFFFFF
+HASH_MAX = _MASK = 0xFFFFFFFFFFFFFFFF
 PRIME_1 = 0x9E3779B185EBCA87
 PRIME_2 = 0xC2B2AE3D27D4EB4F
 PRIME_3 = 0x165667B19E3779F9
@@ -111,9 +111,12 @@ def blocks_in(count: int) -> int:
     return -(-count // BLOCK_ENTRIES)
 
 
-def block_of(hash_: int, count: int) -> int:
-    """Return the number of the block in which a hash most likely is, in a run of ``count`` > 0 entries."""
-    return (hash_ * count >> 64) // BLOCK_ENTRIES
+def block_of(hash_: int, count: int, first_hash: int = 0, last_hash: int = HASH_MAX) -> int:
+    """Return the number of the block in which a hash most likely is, in a run of ``count`` > 0 entries.
+
+    ``first_hash``, ``last_hash``: those that the run may have; the hash is one of them.
+    """
+    return (hash_ - first_hash) * count // (last_hash - first_hash + 1) // BLOCK_ENTRIES
 
 
 def block_range(block: int, count: int) -> tuple[int, int]:

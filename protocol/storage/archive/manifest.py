@@ -19,13 +19,15 @@ from ...checked_json import CHECKSUM_KEY, encode_checked, take_checksum
 from .checked import Bytes, known_format, pack_checked, unpack_checked
 from .errors import CorruptObject
 from .fragment import FragmentName
+from .keys import HASH_MAX
+from .objects import IDENTITY as IDENTITY
 
 FORMAT = 1
 GROUP_ENTRIES = 1_024
 """Entries of a group."""
-IDENTITY = "archive.json"
 LATEST = "manifest/LATEST"
 VERSIONS = "manifest/"
+GROUPS = "groups/"
 _MAGIC = b"FLINTMFT"
 _GROUP_MAGIC = b"FLINTGRP"
 
@@ -147,7 +149,10 @@ class Group(NamedTuple):
 
 
 class KeyRun(NamedTuple):
-    """A merged run of keys, as the manifest lists it. It covers the fragments in ``[start, end)``."""
+    """A merged run of keys, as the manifest lists it. It covers the fragments in ``[start, end)``.
+
+    A long one is in several objects, each with the hashes from ``first_hash`` to ``last_hash``.
+    """
 
     name: str
     level: int
@@ -156,6 +161,8 @@ class KeyRun(NamedTuple):
     keys: int
     first_ms: int
     last_ms: int
+    first_hash: int = 0
+    last_hash: int = HASH_MAX
 
 
 class ArchiveGap(NamedTuple):
@@ -237,7 +244,7 @@ def decode_manifest(blob: Bytes, name: str) -> ArchiveManifest:
 
 def group_name(entries: Sequence[Entry], rand: str) -> str:
     """Return the name of the group of these entries; ``rand``: 16 random hex digits."""
-    return f"groups/{entries[0].start:020d}-{entries[-1].end:020d}-{rand}.mft"
+    return f"{GROUPS}{entries[0].start:020d}-{entries[-1].end:020d}-{rand}.mft"
 
 
 def encode_group(entries: Sequence[Entry], topics: Sequence[str]) -> bytes:

@@ -14,6 +14,7 @@ import os
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -73,8 +74,21 @@ class ArchiveExtraMissing(ConfigurationError, ObjectError):
     """obstore is not installed."""
 
 
+# ---- what an archive is
+
+IDENTITY = "archive.json"
+"""Object with the identity of an archive, which its writer creates first."""
+_BUCKET = re.compile(r"(?!file:)[a-zA-Z][a-zA-Z0-9+.-]+://")
+
+
+def is_archive(path: str) -> bool:
+    """Return whether a path names an archive: the URL of a bucket, or a folder with ``archive.json``."""
+    return _BUCKET.match(path) is not None or (Path(path.removeprefix("file://")) / IDENTITY).is_file()
+
+
 # ---- the six verbs
 
+VERBS = ("create", "put", "get", "range", "list", "delete")
 DEADLINE_S = 60.0
 _FIRST_PAUSE_S = 0.1
 _PAUSE_MAX_S = 5.0
@@ -108,13 +122,21 @@ class Objects:
         self._place: _Folder | _Bucket = (
             _Folder(folder) if folder is not None else _Bucket(_open_bucket(str(url), deadline_s, kms_key))
         )
+        self._begin(deadline_s)
+
+    def _begin(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
+        self.requests: Counter[str] = Counter()
+        """Attempts by verb, for figures: those of several threads at once may be counted as one."""
+        self.on_trouble: Callable[[str], object] = lambda reason: None
+        """Called before a verb is tried again, with what went wrong; what it raises ends the verb. Any thread."""
 
     @classmethod
     def over(cls, store: ObjectStore, name: str, *, deadline_s: float = DEADLINE_S) -> Objects:
         """Return the objects of an obstore store that the caller has made; ``name`` stands for it in errors."""
         objects = cls.__new__(cls)
-        objects.url, objects._place, objects._deadline_s = name, _Bucket(store), deadline_s
+        objects.url, objects._place = name, _Bucket(store)
+        objects._begin(deadline_s)
         return objects
 
     def __repr__(self) -> str:
@@ -193,6 +215,7 @@ class Objects:
         began = time.monotonic()
         pause_s = _FIRST_PAUSE_S
         while True:
+            self.requests[verb] += 1
             try:
                 return attempt()
             except self._place.errors as error:
@@ -205,6 +228,7 @@ class Objects:
                         f"cannot {verb} {self._of(name)}: {_reason(error)}; it was tried for {waited_s:.1f} s. Try "
                         "again later"
                     ) from None
+                self.on_trouble(f"cannot {verb} {self._of(name)}: {_reason(error)}")
             time.sleep(pause_s)
 
     def _fail(self, verb: str, name: str, error: Exception) -> NoReturn:
@@ -468,10 +492,10 @@ class _Folder:
     def range(self, name: str, begin: int, end: int) -> bytes:
         fd = os.open(self._root / name, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            found = bytearray()
+            found = os.pread(fd, end - begin, begin)
             while len(found) < end - begin and (more := os.pread(fd, end - begin - len(found), begin + len(found))):
                 found += more
-            return bytes(found)
+            return found
         finally:
             os.close(fd)
 

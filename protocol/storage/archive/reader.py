@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
+from math import isqrt
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -33,7 +34,17 @@ from .fragment import (
     head_end,
     stored_range,
 )
-from .keys import Entries, block_of, block_range, blocks_in, decode_blocks, key_hash, positions_of, run_bytes
+from .keys import (
+    BLOCK_ENTRIES,
+    HASH_MAX,
+    Entries,
+    block_range,
+    blocks_in,
+    decode_blocks,
+    key_hash,
+    positions_of,
+    run_bytes,
+)
 from .manifest import (
     IDENTITY,
     VERSIONS,
@@ -56,7 +67,8 @@ CACHE_BYTES = 64 * 1024 * 1024
 """Maximum number of bytes of the log that a reader keeps."""
 AHEAD_FRAMES, AHEAD_READS = 4, 4
 """Frames of one request ahead of a sequential read, and how many such requests are under way at a time."""
-THREADS = 8
+THREADS = 64
+"""Threads of a reader, which are started when they are needed: a search by key reads all runs side by side."""
 _FRAGMENTS_MAX = 1_024
 _GROUPS_MAX = 256
 _HEAD_BYTES = 64 * 1024
@@ -83,6 +95,10 @@ class _Cache(Generic[T]):
         self._size = 0
         self._held: OrderedDict[Hashable, tuple[Future[T], int]] = OrderedDict()
         self._lock = threading.Lock()
+
+    def __contains__(self, key: Hashable) -> bool:
+        """Return whether a value is there, or being loaded."""
+        return key in self._held
 
     def get(self, key: Hashable, load: Callable[[], T], size: int = 1) -> T:
         """Return the value; ``load`` makes it if it is not there. An error is raised and not kept."""
@@ -142,6 +158,15 @@ class ArchiveReader:
     def manifest(self) -> ArchiveManifest:
         """The version that was read last; the newest one at first. Two requests, if no writer is at work."""
         return self._manifest or self.refresh()
+
+    @property
+    def known(self) -> ArchiveManifest | None:
+        """The version that was read last; None if none was."""
+        return self._manifest
+
+    def use(self, manifest: ArchiveManifest) -> None:
+        """Take a version that somebody else has read or written."""
+        self._manifest = manifest
 
     def refresh(self) -> ArchiveManifest:
         """Read the newest version of the manifest, and return it."""
@@ -245,8 +270,15 @@ class ArchiveReader:
 
     # ---- records
 
-    def record_at(self, physical_offset: int) -> Record | None:
-        """Return the record that begins at a physical offset; None if the archive has none there any more."""
+    def record_at(self, physical_offset: int) -> bytes | None:
+        """Return the bytes of the record that begins at a physical offset; None if the archive has none there any more.
+
+        It has been checked, its body's checksum too.
+        """
+        found = self._record_at(physical_offset)
+        return None if found is None else found[0]
+
+    def _record_at(self, physical_offset: int) -> tuple[bytes, Record] | None:
         entry = self.entry_at(physical_offset)
         if entry is None:
             return None
@@ -257,48 +289,59 @@ class ArchiveReader:
         size = int.from_bytes(fragment.read(physical_offset, physical_offset + 4), "big", signed=True)
         if not RECORD_BYTES_MIN <= size <= entry.end - physical_offset:
             raise CorruptObject(name, f"no record begins {where}")
+        blob = fragment.read(physical_offset, physical_offset + size)
         try:
-            record = decode_record(fragment.read(physical_offset, physical_offset + size))
+            record = decode_record(blob)
         except CorruptRecord as error:
             raise CorruptObject(name, f"the record {where}: {error}") from None
         if record.physical_offset != physical_offset:
             raise CorruptObject(name, f"the record {where} says that it is at {record.physical_offset:,}")
-        return record
+        return blob, record
 
     # ---- keys
 
     def find_key(
         self, topic: str, key: str, *, since_ms: int | None = None, until_ms: int | None = None
-    ) -> Iterator[Record]:
-        """Yield the records of a topic that have a key (one of KEYS, or UNIQ_KEY), newest first.
+    ) -> Iterator[bytes]:
+        """Yield the bytes of the records of a topic that have a key (one of KEYS, or UNIQ_KEY), newest first.
 
         One block of each sorted run is read, side by side, and then the records. A record that retention has removed is
         left out.
         """
         positions = sorted(self.positions_of_key(topic, key, since_ms, until_ms), reverse=True)
         for at in range(0, len(positions), _KEY_RECORDS):
-            for record in self.pool.map(self.record_at, positions[at : at + _KEY_RECORDS]):
-                if record is not None and record.topic.decode("utf-8", "replace") == topic and key in _keys_of(record):
-                    at_ms = record.store_timestamp
-                    if (since_ms is None or at_ms >= since_ms) and (until_ms is None or at_ms < until_ms):
-                        yield record
+            for found in self.pool.map(self._record_at, positions[at : at + _KEY_RECORDS]):
+                if found is None:
+                    continue
+                blob, record = found
+                at_ms = record.store_timestamp
+                # Another key may have the same hash.
+                if (
+                    record.topic.decode("utf-8", "replace") == topic
+                    and key in _keys_of(record)
+                    and (since_ms is None or at_ms >= since_ms)
+                    and (until_ms is None or at_ms < until_ms)
+                ):
+                    yield blob
 
     def positions_of_key(self, topic: str, key: str, since_ms: int | None, until_ms: int | None) -> set[int]:
         """Return the physical offsets of the records that have a key with the hash of ``key``."""
         hash_ = key_hash(topic, key)
         return {
             position
-            for found in self.pool.map(lambda run: self._search(run, hash_), self._runs(topic, since_ms, until_ms))
+            for found in self.pool.map(
+                lambda run: self._search(run, hash_), self._runs(topic, hash_, since_ms, until_ms)
+            )
             for position in found
         }
 
-    def _runs(self, topic: str, since_ms: int | None, until_ms: int | None) -> list[_Run]:
+    def _runs(self, topic: str, hash_: int, since_ms: int | None, until_ms: int | None) -> list[_Run]:
         """Return the runs that may have a key: the merged ones, and those of fragments that none of these covers."""
         manifest = self.manifest
         runs = [
-            _Run(run.name, 0, run.keys, None)
+            _Run(run.name, 0, run.keys, None, run.first_hash, run.last_hash)
             for run in manifest.runs
-            if run.keys and _may_be_in(run, since_ms, until_ms)
+            if run.keys and run.first_hash <= hash_ <= run.last_hash and _may_be_in(run, since_ms, until_ms)
         ]
         covered = [(run.start, run.end) for run in manifest.runs]
         for begin, end in _uncovered(covered, manifest.start, manifest.end):
@@ -308,28 +351,63 @@ class ArchiveReader:
         return runs
 
     def _search(self, run: _Run, hash_: int) -> list[int]:
-        """Return the positions of a hash in a run: from the block where it should be, and on to its neighbours."""
-        first = last = block_of(hash_, run.keys)
-        entries = self._block(run, first)
-        wanted = np.uint64(hash_)
-        while first > 0 and entries["hash"][0] >= wanted:
-            first -= 1
-            entries = np.concatenate((self._block(run, first), entries))
-        while last + 1 < blocks_in(run.keys) and entries["hash"][-1] <= wanted:
-            last += 1
-            entries = np.concatenate((entries, self._block(run, last)))
-        return positions_of(hash_, entries)
+        """Return the positions of a hash in a run.
 
-    def _block(self, run: _Run, block: int) -> Entries:
-        begin, end = block_range(block, run.keys)
+        Hashes are spread evenly, so that the k-th of n is near k / n of their range, but only within some roots of n
+        entries. So the first read takes a few blocks of a large run, and if they do not enclose the hash, how far they
+        miss it says where it is.
+        """
+        low, high = 0, blocks_in(run.keys)
+        first, end = _blocks_around(run.entries_below(hash_ - run.first_hash), run.keys, low, high)
+        while True:
+            entries = self._blocks(run, first, end)
+            begin, last = int(entries["hash"][0]), int(entries["hash"][-1])
+            if begin > hash_ and first > low:
+                high, away = first, run.entries_below(begin - hash_)
+                first, end = _blocks_around(first * BLOCK_ENTRIES - away, away, low, high)
+            elif last < hash_ and end < high:
+                low, away = end, run.entries_below(hash_ - last)
+                first, end = _blocks_around(end * BLOCK_ENTRIES + away, away, low, high)
+            else:
+                break
+        found = positions_of(hash_, entries)
+        step = 1
+        while begin == hash_ and first > 0:  # many messages have the key
+            end_before, first, step = first, max(first - step, 0), 2 * step
+            entries = self._blocks(run, first, end_before)
+            begin = int(entries["hash"][0])
+            found = positions_of(hash_, entries) + found
+        step = 1
+        while last == hash_ and end < blocks_in(run.keys):
+            begin_behind, end, step = end, min(end + step, blocks_in(run.keys)), 2 * step
+            entries = self._blocks(run, begin_behind, end)
+            last = int(entries["hash"][-1])
+            found += positions_of(hash_, entries)
+        return found
+
+    def _blocks(self, run: _Run, first: int, end: int) -> Entries:
+        """Return the entries of the blocks ``[first, end)`` of a run, in one request."""
+        begin, stop = block_range(first, run.keys)[0], block_range(end - 1, run.keys)[1]
         if run.entry is not None:
-            return decode_blocks(self.range(run.entry, run.name, run.at + begin, run.at + end), run.name)
+            return decode_blocks(self.range(run.entry, run.name, run.at + begin, run.at + stop), run.name)
         try:
-            return decode_blocks(self.objects.range(run.name, begin, end), run.name)
+            return decode_blocks(self.objects.range(run.name, begin, stop), run.name)
         except ObjectNotFound:
             raise CorruptObject(run.name, MISSING) from None
         except ObjectCutShort as error:
             raise CorruptObject(run.name, str(error)) from None
+
+
+BLOCKS_MAX = 16
+"""Maximum number of blocks that a search reads at a time: a MiB."""
+
+
+def _blocks_around(entry: int, of: int, low: int, high: int) -> tuple[int, int]:
+    """Return the blocks, within ``[low, high)``, in which a hash is that should be at ``entry``, which was reckoned
+    over a distance of ``of`` entries: within twice the standard deviation, or less if that are too many."""
+    margin = min(isqrt(of), (BLOCKS_MAX - 1) * BLOCK_ENTRIES // 2)
+    first = min(max((entry - margin) // BLOCK_ENTRIES, low), high - 1)
+    return first, min(max((entry + margin) // BLOCK_ENTRIES + 1, first + 1), high)
 
 
 _KEY_RECORDS = 64
@@ -338,12 +416,19 @@ _KEY_RECORDS = 64
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A sorted run of keys: its object, where it begins there, its length; the fragment that it belongs to, or None."""
+    """A sorted run of keys: its object, where it begins there, its length; the fragment that it belongs to, or None;
+    the hashes that it may have."""
 
     name: str
     at: int
     keys: int
     entry: Entry | None
+    first_hash: int = 0
+    last_hash: int = HASH_MAX
+
+    def entries_below(self, distance: int) -> int:
+        """Return how many entries have hashes in a range of this size, if they are spread evenly."""
+        return distance * self.keys // (self.last_hash - self.first_hash + 1)
 
 
 def _keys_of(record: Record) -> tuple[str, ...]:
@@ -412,26 +497,36 @@ class Fragment:
         return row >= 0 and physical_offset < int(self._ends[row])
 
     def read(self, begin: int, end: int, *, ahead: bool = False) -> bytes:
-        """Return ``[begin, end)`` of the log, which must be within a stretch.
+        """Return ``[begin, end)`` of the log, which must be within a stretch. ``ahead``: as for ``read_into``."""
+        found = bytearray(end - begin)
+        self.read_into(memoryview(found), begin, ahead=ahead)
+        return bytes(found)
+
+    def read_into(self, buffer: memoryview, begin: int, *, ahead: bool) -> None:
+        """Fill ``buffer`` with the log from ``begin`` on, all of which must be within a stretch.
 
         ``ahead``: what follows will be read too; it is asked for meanwhile. Raises ``CorruptObject``.
         """
-        first = int(np.searchsorted(self._starts, begin, "right")) - 1
-        stop = int(np.searchsorted(self._starts, end, "left"))
-        if (
-            first < 0
-            or (self._starts[first + 1 : stop] != self._ends[first : stop - 1]).any()
-            or end > self._ends[stop - 1]
-        ):
+        end = begin + len(buffer)
+        starts, ends = self._starts, self._ends
+        first = int(np.searchsorted(starts, begin, "right")) - 1
+        stop = int(np.searchsorted(starts, end, "left"))
+        if first < 0 or end > ends[stop - 1] or (starts[first + 1 : stop] != ends[first : stop - 1]).any():
             raise CorruptObject(self.entry.name.log, f"it lacks physical offsets {begin:,} to {end:,}")
         step = AHEAD_FRAMES if ahead else 1
         blocks = range(first // step, -(-stop // step))
         if ahead:
-            for block in range(blocks.stop, min(blocks.stop + AHEAD_READS, -(-len(self._starts) // step))):
-                self._reader.pool.submit(self._block, block, step)
-        raw = b"".join([self._block(block, step) for block in blocks])
-        at = int(self._before[first] - self._before[blocks.start * step]) + begin - int(self._starts[first])
-        return raw[at : at + end - begin]
+            for block in range(blocks.stop, min(blocks.stop + AHEAD_READS, -(-len(starts) // step))):
+                if (self.entry.name, step, block) not in self._reader.blocks:
+                    self._reader.pool.submit(self._block, block, step)
+        at = int(self._before[first]) + begin - int(starts[first])  # counted in bytes of the log in this fragment
+        done = 0
+        for block in blocks:
+            raw = memoryview(self._block(block, step))
+            skipped = max(at - int(self._before[block * step]), 0)
+            part = raw[skipped : skipped + len(buffer) - done]
+            buffer[done : done + len(part)] = part
+            done += len(part)
 
     def _block(self, block: int, step: int) -> bytes:
         """Return the bytes of the log in ``step`` frames."""
@@ -440,18 +535,15 @@ class Fragment:
         return self._reader.blocks.get((self.entry.name, step, block), lambda: self._decoded(rows), size)
 
     def _decoded(self, rows: Rows) -> bytes:
-        name = self.entry.name.log
+        name, compression = self.entry.name.log, self.head.compression
         begin, end = stored_range(rows)
-        stored = memoryview(self._reader.range(self.entry, name, begin, end))
-        return b"".join(
-            decode_frame(
-                stored[int(row["at"]) - begin : int(row["at"]) - begin + int(row["stored_bytes"])],
-                row,
-                self.head.compression,
-                name,
-            )
-            for row in rows
-        )
+        stored = self._reader.range(self.entry, name, begin, end)
+        view = memoryview(stored)
+        raws = []
+        for row in rows:
+            at = int(row["at"]) - begin
+            raws.append(decode_frame(view[at : at + int(row["stored_bytes"])], row, compression, name))
+        return stored if compression == "none" else b"".join(raws)
 
     # ---- units
 

@@ -3,6 +3,9 @@
 Every kernel has an explicit signature: it is compiled once, at import, and a call with another array type is an error
 instead of a compilation on the event loop. Numba's cache does not notice a change in another module, so the cache
 folder's name contains a digest of every source file that the kernels of a package take constants and functions from.
+
+A process that must not wait for the compiler calls ``only_load`` first: its kernels come from the cache, and those that
+are not there run as plain Python until ``take_over`` finds that another process has compiled them.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import logging
 import os
 import stat
 import sys
+import threading
 from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
@@ -22,6 +26,7 @@ from typing import Any, Self, TypeVar, cast
 import numba
 from numba import types
 from numba.core import config
+from numba.core.dispatcher import Dispatcher
 
 from .kernel_caches import CACHE_VARIABLE, cache_folders
 
@@ -78,6 +83,11 @@ log = logging.getLogger(__name__)
 _LOCATOR = f"{KernelLocator.__module__}.{KernelLocator.__qualname__}"
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_only_loads = False
+_waiting: list[WaitingKernel] = []
+_cache_settings = threading.RLock()
+"""Held while Numba's settings name the folder of a kernel: ``take_over`` loads in a thread."""
 
 
 def _digest(package: Path) -> str:
@@ -151,6 +161,12 @@ def kernel(result: Any, *arguments: Any) -> Callable[[F], F]:
             return _with_plain_results(function)
         folder = cache_folder(Path(inspect.getfile(function)).parent)
         signature = result(*arguments)
+        if _only_loads:
+            waiting = WaitingKernel(function, signature, folder)
+            if waiting.load():
+                return cast(F, waiting.run)
+            _waiting.append(waiting)
+            return cast(F, waiting)
         if folder is not None:
             try:
                 with _cache_in(folder):
@@ -166,17 +182,89 @@ def kernel(result: Any, *arguments: Any) -> Callable[[F], F]:
 def _cache_in(folder: Path) -> Iterator[None]:
     """Let Numba cache in ``folder``. In a Spark worker, the user's own compiled functions keep their cache."""
     settings: Any = config
-    before = settings.CACHE_DIR, settings.CACHE_LOCATOR_CLASSES
-    settings.CACHE_DIR, settings.CACHE_LOCATOR_CLASSES = str(folder), _LOCATOR
-    try:
-        yield
-    finally:
-        settings.CACHE_DIR, settings.CACHE_LOCATOR_CLASSES = before
+    with _cache_settings:
+        before = settings.CACHE_DIR, settings.CACHE_LOCATOR_CLASSES
+        settings.CACHE_DIR, settings.CACHE_LOCATOR_CLASSES = str(folder), _LOCATOR
+        try:
+            yield
+        finally:
+            settings.CACHE_DIR, settings.CACHE_LOCATOR_CLASSES = before
 
 
 @functools.cache
 def _cannot_save(folder: Path, reason: str) -> None:
     log.warning("compiled kernels cannot be kept in %s (%s): they are compiled at every start", folder, reason)
+
+
+class WaitingKernel:
+    """A kernel that is not in the cache yet: until it is, a call runs it as plain Python."""
+
+    def __init__(self, function: Callable[..., Any], signature: Any, folder: Path | None) -> None:
+        self._function = function
+        self._signature = signature
+        self._folder = folder
+        self.run = _with_plain_results(function)
+        """The interpreted kernel; once it is loaded, the compiled one."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.run(*arguments)
+
+    def load(self) -> bool:
+        """Load the compiled kernel from the cache; return False if it is not there."""
+        if self._folder is None:
+            return False
+        with _cache_in(self._folder):
+            compiled: Any = numba.njit(cache=True, **_COMPILE)(self._function)
+            # Numba itself would compile what it does not find, and here the helpers are plain functions.
+            found = compiled._cache.load_overload(self._signature, compiled.targetctx)
+        if found is None:
+            return False
+        compiled.add_overload(found)
+        compiled.disable_compile()
+        self.run = compiled
+        # Who looks the kernel up in its module calls it directly from now on.
+        module = vars(sys.modules[self._function.__module__])
+        module.update({name: compiled for name, value in [*module.items()] if value is self})
+        return True
+
+
+def only_load(package: Path) -> bool:
+    """Let this process compile no kernel, but load those that are in the cache, now or later: see ``take_over``.
+
+    Return False, and change nothing, if no process could fill the cache of the kernels in ``package``, or if the first
+    kernels have been imported already.
+    """
+    global _only_loads
+    folder = cache_folder(package)
+    has_begun = f"{__package__}.words" in sys.modules
+    _only_loads = not (INTERPRETED or has_begun or folder is None) and os.access(folder, os.W_OK)
+    return _only_loads
+
+
+def are_plain() -> bool:
+    """Return whether helpers are plain functions: no kernel is compiled in this process."""
+    return INTERPRETED or _only_loads
+
+
+def take_over() -> int:
+    """Load the kernels that the cache has got since they were imported; return how many still run interpreted.
+
+    Any thread, also while others run the kernels: each call runs one or the other to its end.
+    """
+    for each in [*_waiting]:
+        if each.load():
+            _waiting.remove(each)
+    return len(_waiting)
+
+
+def interpreted_count() -> int:
+    """Return how many kernels wait for their compiled code. Any thread."""
+    return len(_waiting)
+
+
+def is_compiled(function: Callable[..., Any]) -> bool:
+    """Return whether this kernel, as its module names it now, runs compiled."""
+    return isinstance(function, Dispatcher)
 
 
 def _with_plain_results(function: F) -> F:
@@ -195,7 +283,7 @@ def _with_plain_results(function: F) -> F:
 
 def inlined(function: F) -> F:
     """Compile a helper as part of each kernel that calls it."""
-    if INTERPRETED:
+    if are_plain():
         return function
     compiled: F = numba.njit(**_COMPILE)(function)
     return compiled

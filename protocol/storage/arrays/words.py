@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .jit import INTERPRETED, inlined
+from .jit import are_plain, inlined
 
 if sys.byteorder != "little":  # the intrinsics below swap bytes
     raise ImportError("FlintMQ's kernels support only little-endian machines")
@@ -39,7 +39,7 @@ def _copy_twin(source: Any, at: int, target: Any, target_at: int, length: int) -
     target[target_at : target_at + length] = source[at : at + length]
 
 
-if INTERPRETED:
+if are_plain():
     copy_bytes = _copy_twin
     load_be16 = _load_twin(2, "big", True)
     load_be32 = _load_twin(4, "big", True)

@@ -48,6 +48,7 @@ ALL: tuple[Case, ...] = (
     replication.CASE,
     sends.RECORD_CHECKSUM,
     process.IDLE,
+    process.FIRST_START,
     process.FOOTPRINT,
     beside.METRICS,
     beside.FAIRNESS,

@@ -1,5 +1,5 @@
-"""Connections that each send one message at a time, or at a pace to a waiting consumer, beside Redis in turns, with
-clients in C.
+"""Connections that each send one message at a time, or at a pace to a waiting pull, beside Redis in turns, with clients
+in C; and single messages through the gateway for RocketMQ's clients.
 
 Clients in Python take as much CPU time as the broker, and hide what many machines would see.
 """
@@ -19,6 +19,9 @@ import msgpack
 
 from flintmq.protocol.commands import HELLO, LAYOUT_ROWS, PROTOCOL_VERSION
 from flintmq.protocol.frames import BEFORE_BORN, REQUEST, ProduceHead, PullHead, encode_frame
+from flintmq.protocol.remoting.codes import SEND_MESSAGE_V2
+from flintmq.protocol.remoting.command import LENGTHS, VERSION
+from lib.replica_servers import free_ports
 
 from ..bench import Bench
 from ..load import QUEUES, TOPIC
@@ -39,6 +42,8 @@ PROGRAM_SECONDS_MAX = 120.0
 _SOURCE = Path(__file__).parents[1] / "peers" / "closed_loop.c"
 _COUNTER_MAX = 2**40
 _U64_BYTES = 8
+_OPAQUE, _COUNTER, _TIME = "87654321", "ABCDEF01", "1712345678901"
+"""What the program changes in each request to the gateway, by length."""
 
 
 def samples(bench: Bench) -> Samples:
@@ -55,6 +60,10 @@ def samples(bench: Bench) -> Samples:
             for flush in FLUSHES:
                 with bench.broker(flush) as broker:
                     sample |= of_server(bench, program, flush, "flintmq", broker.address, broker.pid)
+                gateway = f"127.0.0.1:{free_ports(1)[0]}"
+                options = ("--set", f"remoting.listen={gateway}", "--set", "remoting.vip_channel=false")
+                with bench.broker(flush, *options) as broker:
+                    sample |= of_server(bench, program, flush, "gateway", gateway, broker.pid)
                 try:
                     if bench.alone:
                         raise Skipped("the comparison with Redis is off (--alone)")
@@ -72,15 +81,21 @@ def of_server(bench: Bench, program: Path, flush: str, name: str, address: str, 
     sample: Sample = {}
     for connections in CONNECTIONS:
         count = bench.count((MESSAGES if connections > 1 else ONE_AT_A_TIME)[flush])
-        found = measure(program, address, pid, (connections, max(count, connections)), flint=name == "flintmq")
+        found = measure(program, address, pid, (connections, max(count, connections)), INPUTS[name](connections))
         sample |= {f"{flush}_{connections}_{key}_{name}": found[key] for key, _, _ in ROWS}
-    found = measure(program, address, pid, (1, bench.count(PACED), PERIOD_US), flint=name == "flintmq")
+    if name == "gateway":
+        return sample
+    load_input = INPUTS[name](1)
+    if name == "flintmq":
+        with RawClient(address) as client:
+            load_input = flintmq_input(1, client.queue_lengths(TOPIC).get(0, 0))
+    found = measure(program, address, pid, (1, bench.count(PACED), PERIOD_US), load_input)
     return sample | {f"{flush}_paced_{key}_{name}": found[key] for key, _, _ in PACED_ROWS}
 
 
-def measure(program: Path, address: str, pid: int, numbers: tuple[int, ...], *, flint: bool) -> dict[str, float]:
+def measure(program: Path, address: str, pid: int, numbers: tuple[int, ...], load_input: bytes) -> dict[str, float]:
     """Return the figures of one run of the load program, whose arguments after the port are ``numbers``."""
-    with loaded(program, address, numbers, flint=flint) as load:
+    with loaded(program, address, numbers, load_input) as load:
         assert load.stdin is not None
         assert load.stdout is not None
         before = cpu_seconds(pid)
@@ -96,18 +111,16 @@ def measure(program: Path, address: str, pid: int, numbers: tuple[int, ...], *, 
 
 
 @contextmanager
-def loaded(program: Path, address: str, numbers: tuple[int, ...], *, flint: bool) -> Iterator[subprocess.Popen[bytes]]:
+def loaded(
+    program: Path, address: str, numbers: tuple[int, ...], load_input: bytes
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run the load program until the block ends; its connections are open and warm."""
     command = [str(program), address.rpartition(":")[2], *map(str, numbers)]
-    connections, end = numbers[0], 0
-    if flint and len(numbers) > 2:
-        with RawClient(address) as client:
-            end = client.queue_lengths(TOPIC).get(0, 0)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(flintmq_input(connections, end) if flint else redis_input(connections))
+            process.stdin.write(load_input)
             process.stdin.flush()
             if process.stdout.readline() != b"ready\n":
                 raise BenchFailed("the load program failed; its error is above")
@@ -117,7 +130,7 @@ def loaded(program: Path, address: str, numbers: tuple[int, ...], *, flint: bool
             process.kill()
 
 
-def flintmq_input(connections: int, end: int) -> bytes:
+def flintmq_input(connections: int, end: int = 0) -> bytes:
     """Return the program's input for a broker: each connection is a producer of its own, to one of the queues.
     ``end``: that of queue 0, which is pulled from."""
     body: bytes = msgpack.packb([random.randbytes(BODY_BYTES), {"KEYS": KEY}])
@@ -134,6 +147,24 @@ def flintmq_input(connections: int, end: int) -> bytes:
     return struct.pack("=7IQ", *numbers) + greeting + b"".join(requests) + pull
 
 
+def gateway_input(connections: int) -> bytes:
+    """Return the program's input for the gateway: headers as the client for Java writes them."""
+    requests = []
+    for number in range(connections):
+        unique = random.randbytes(12).hex().upper()
+        properties = f"KEYS\\u0001{KEY}\\u0002UNIQ_KEY\\u0001{unique}{_COUNTER}\\u0002WAIT\\u0001true"
+        fields = {"a": "load", "b": TOPIC, "c": "TBW102", "d": QUEUES, "e": number % QUEUES, "f": 0, "g": _TIME}
+        fields |= {"h": 0, "i": properties, "j": 0, "k": "false", "m": "false", "n": "broker"}
+        pairs = ",".join(f'"{name}":"{value}"' for name, value in fields.items())
+        header = (
+            f'{{"code":{SEND_MESSAGE_V2},"extFields":{{{pairs}}},"flag":0,"language":"JAVA","opaque":{_OPAQUE},'
+            f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+        ).encode()
+        requests.append(LENGTHS.pack(4 + len(header) + BODY_BYTES, len(header)) + header + random.randbytes(BODY_BYTES))
+    places = (requests[0].index(text.encode()) for text in (_OPAQUE, _COUNTER, _TIME))
+    return struct.pack("=7IQ", 0, len(requests[0]), *places, 2, 0, random.randrange(2**16)) + b"".join(requests)
+
+
 def redis_input(connections: int) -> bytes:
     """Return the program's input for Redis: XADD with the same body and key."""
     words = [b"XADD", servers.TOPIC.encode(), b"*", b"b", random.randbytes(BODY_BYTES), b"k", KEY.encode()]
@@ -146,6 +177,7 @@ def shown(connections: int) -> str:
     return f"{connections:,} connection{'s' if connections > 1 else ''}"
 
 
+INPUTS = {"flintmq": flintmq_input, "gateway": gateway_input, "redis": redis_input}
 ROWS = (("rate", "rate", "msg/s"), ("p50", "p50", "µs"), ("p99", "p99", "µs"), ("cpu", "broker's CPU", "µs/msg"))
 PACED_ROWS = (
     ("p50", "p50 of the answer", "µs"),
@@ -154,8 +186,8 @@ PACED_ROWS = (
     ("arrival_p99", "p99 of the arrival", "µs"),
     ("cpu", "broker's CPU", "µs/msg"),
 )
-_LOADS = [(str(connections), shown(connections), ROWS) for connections in CONNECTIONS]
-_LOADS.append(("paced", f"{1_000_000 // PERIOD_US}/s to a waiting pull", PACED_ROWS))
+_LOADS = [(str(connections), shown(connections), ROWS, tuple(INPUTS)) for connections in CONNECTIONS]
+_LOADS.append(("paced", f"{1_000_000 // PERIOD_US}/s to a waiting pull", PACED_ROWS, ("flintmq", "redis")))
 
 CASE = Case(
     "many",
@@ -163,9 +195,9 @@ CASE = Case(
     tuple(
         Measure(f"{flush}_{load}_{key}_{name}", f"{flush}, {what}: {title}: {name}", unit)
         for flush in FLUSHES
-        for load, what, rows in _LOADS
+        for load, what, rows, names in _LOADS
         for key, title, unit in rows
-        for name in ("flintmq", "redis")
+        for name in names
     ),
     samples,
 )

@@ -4,11 +4,12 @@
  *     closed_loop PORT 1 REQUESTS PERIOD_US < input
  *
  * The input: seven numbers of 32 bits in the machine's order (bytes of a greeting, bytes of a request, where in the
- * request its id, its counter and its time are, whether answers are FlintMQ's, bytes of a pull), a first counter of
- * 64 bits, the greeting, which is sent once on each connection, one request for each connection, and the pull. Each
- * connection first sends some requests that are not measured. Then the program prints "ready", waits for one more byte
- * of input, and prints one line of JSON: requests per second, p50 and p99 in microseconds, and its own CPU time, in
- * microseconds a request.
+ * request its id, its counter and its time are, the protocol, bytes of a pull), a first counter of 64 bits, the
+ * greeting, which is sent once on each connection, one request for each connection, and the pull. A request of
+ * RocketMQ's clients has its id and its time as decimal digits, and the low half of its counter as hexadecimal ones.
+ * Each connection first sends some requests that are not measured. Then the program prints "ready", waits for one more
+ * byte of input, and prints one line of JSON: requests per second, p50 and p99 in microseconds, and its own CPU time,
+ * in microseconds a request.
  *
  * With a period, the connection sends a request each time it has passed, and a second one waits for the messages with a
  * pull (Redis: XREAD) at a time; the line has "arrival_p50" and "arrival_p99" too, from the send on. The id of the pull
@@ -29,10 +30,12 @@
 #include <unistd.h>
 
 enum { WARM_UP = 10, EVENTS = 1024, ANSWER_BYTES = 65536, SILENCE_MS = 30000 };
-static const char ACCEPTED[] = "\x94\x01\x00";
+enum { REDIS, FLINTMQ, ROCKETMQ };
+enum { FIRST_OPAQUE = 10000000 }; /* no leading zeros, which JSON does not allow */
+static const char ACCEPTED[] = "\x94\x01\x00", STORED[] = "{\"code\":0,";
 
 struct header {
-    uint32_t greeting_bytes, request_bytes, id_at, counter_at, time_at, is_flintmq, pull_bytes;
+    uint32_t greeting_bytes, request_bytes, id_at, counter_at, time_at, protocol, pull_bytes;
 } __attribute__((packed));
 
 struct client {
@@ -67,15 +70,23 @@ static void put64(char *to, uint64_t value) {
     put32(to + 4, value);
 }
 
+static void put_digits(char *to, uint64_t value, int base, int digits) {
+    for (int at = digits - 1; at >= 0; at--, value /= base) to[at] = "0123456789ABCDEF"[value % base];
+}
+
 static void read_input(void *to, size_t size) {
     if (size && fread(to, size, 1, stdin) != 1) fail("input");
 }
 
 static void send_request(struct client *client) {
-    if (header.is_flintmq) {
+    if (header.protocol == FLINTMQ) {
         put32(client->request + header.id_at, ++client->id);
         put64(client->request + header.counter_at, client->counter++);
         put64(client->request + header.time_at, now_ns(CLOCK_REALTIME) / 1000000);
+    } else if (header.protocol == ROCKETMQ) {
+        put_digits(client->request + header.id_at, FIRST_OPAQUE + ++client->id, 10, 8);
+        put_digits(client->request + header.counter_at, client->counter++, 16, 8);
+        put_digits(client->request + header.time_at, now_ns(CLOCK_REALTIME) / 1000000, 10, 13);
     }
     client->left--;
     client->sent_ns = now_ns(CLOCK_MONOTONIC);
@@ -85,8 +96,12 @@ static void send_request(struct client *client) {
 static void receive_answer(struct client *client) {
     ssize_t size = recv(client->fd, answer, sizeof answer, 0);
     if (size <= 0) fail("recv");
-    if (header.is_flintmq ? size < 16 || memcmp(answer + 8, ACCEPTED, 3) : answer[0] == '-') {
-        fprintf(stderr, "a request was refused: %.*s\n", (int)size, answer);
+    int accepted = header.protocol == FLINTMQ    ? size >= 16 && !memcmp(answer + 8, ACCEPTED, 3)
+                   : header.protocol == ROCKETMQ ? size >= 32 && !memcmp(answer + 8, STORED, sizeof STORED - 1)
+                                                 : answer[0] != '-';
+    if (!accepted) {
+        int before = header.protocol == REDIS ? 0 : 8; /* the lengths */
+        fprintf(stderr, "a request was refused: %.*s\n", (int)size - before, answer + before);
         exit(1);
     }
 }
@@ -134,7 +149,7 @@ static char last_id[64] = "$"; /* of Redis' last entry that arrived; "$": those 
 static void send_pull(struct client *consumer, char *pull) {
     char redis[256];
     size_t size = header.pull_bytes;
-    if (header.is_flintmq) {
+    if (header.protocol == FLINTMQ) {
         put32(pull + header.id_at, ++consumer->id);
         put64(pull + size - 8, consumer->counter);
     } else {
@@ -155,8 +170,8 @@ static long receive_messages(struct client *consumer) {
     do { /* Redis sends the number of its streams alone */
         if ((got = recv(consumer->fd, answers + size, sizeof answers - 1 - size, 0)) <= 0) fail("recv");
         answers[size += got] = 0;
-    } while (size < 64 || memcmp(answers + size - 2, "\r\n", header.is_flintmq ? 0 : 2));
-    if (header.is_flintmq) {
+    } while (size < 64 || memcmp(answers + size - 2, "\r\n", header.protocol == FLINTMQ ? 0 : 2));
+    if (header.protocol == FLINTMQ) {
         uint32_t length, head, bytes, done = 0;
         memcpy(&length, answers, 4);
         memcpy(&head, answers + 4, 4);
@@ -248,7 +263,7 @@ int main(int count, char **arguments) {
         struct client consumer = {.counter = WARM_UP};
         char *pull = malloc(header.pull_bytes + 1);
         read_input(pull, header.pull_bytes);
-        if (header.is_flintmq) {
+        if (header.protocol == FLINTMQ) {
             uint64_t first;
             memcpy(&first, pull + header.pull_bytes - 8, 8); /* the queue's end before the requests of the warm-up */
             consumer.counter += be64toh(first);

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from flintmq.broker.app import daemon, lifecycle
-from flintmq.broker.background.flush import FileSync
+from flintmq.broker.background.flush import FileSync, Notice
 from flintmq.broker.store import MappedFile, MessageStore
 from flintmq.broker.store.files.file_system import Files
 
@@ -66,7 +66,7 @@ def equip(store: Path, faults: dict[str, Any], witness: int) -> None:
 
         setattr(MessageStore, "flush", acknowledge_then_flush)  # noqa: B010 - a plain assignment to a method is an error for mypy
 
-        def acknowledge_only(sync: FileSync, file: MappedFile) -> None:
+        def acknowledge_only(sync: FileSync, file: MappedFile, notice: Notice | None) -> None:
             sync._loop.call_soon(sync._on_synced, None)
 
         setattr(FileSync, "request", acknowledge_only)  # noqa: B010 - as above

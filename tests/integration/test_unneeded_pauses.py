@@ -1,4 +1,4 @@
-"""Requests leave no reference cycles: only a collection would free them, and a collection stops the event loop."""
+"""Nothing stops the event loop that requests could do without: collections of what they leave, and imports."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
 from tests.delivery_tools import receive
 
 REPORTING = """
-import gc, signal, sys
+import gc, os, signal, sys
+known = set()
 
 def report(number, frame):
     gc.disable()
-    print("garbage:", gc.collect(), flush=True)
+    # Not print: the signal may have interrupted it.
+    os.write(1, f"garbage: {gc.collect()}\\nimported: {' '.join(sorted(set(sys.modules) - known))}\\n".encode())
+    known.update(sys.modules)
 
 signal.signal(signal.SIGUSR1, report)
 from flintmq.broker.app.daemon import main
@@ -27,14 +30,14 @@ TOPIC, GROUP = "orders", "billing"
 WARM, COUNT = 20, 200
 
 
-def garbage(broker: RunningBroker) -> int:
-    """Return the number of objects that a collection finds in the broker."""
+def report(broker: RunningBroker) -> tuple[int, list[str]]:
+    """Return the number of objects that a collection finds in the broker, and the modules imported since the last
+    report."""
     broker.process.send_signal(signal.SIGUSR1)
     assert broker.process.stdout is not None
-    for line in broker.process.stdout:
-        if line.startswith("garbage: "):
-            return int(line.removeprefix("garbage: "))
-    raise AssertionError("the broker ended")
+    lines = iter(broker.process.stdout)
+    garbage = next(line for line in lines if line.startswith("garbage:"))
+    return int(garbage.split()[1]), next(lines).split()[1:]
 
 
 class Requests:
@@ -97,17 +100,21 @@ class Requests:
 KINDS = [name for name in vars(Requests) if not name.startswith("_")]
 
 
-def test_no_kind_of_request_leaves_objects_to_the_collector(broker: BrokerFactory, connect: ConnectionFactory) -> None:
+def test_no_kind_of_request_leaves_objects_to_the_collector_or_imports_anything(
+    broker: BrokerFactory, connect: ConnectionFactory
+) -> None:
     running = broker(program=("-c", REPORTING), settings={"flush.policy": "async"})
+    report(running)
     requests = Requests(running, connect)
-    left = {}
+    left, imported = {}, set()
     for kind in KINDS:
         request: Callable[[], None] = getattr(requests, kind)
         for _ in range(WARM):
             request()
-        garbage(running)
+        imported.update(report(running)[1])
         for _ in range(COUNT):
             request()
-        left[kind] = garbage(running)
+        left[kind], _ = report(running)
     requests.worker.close()
     assert {kind: count for kind, count in left.items() if count >= COUNT} == {}
+    assert imported == set()
