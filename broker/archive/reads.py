@@ -281,7 +281,9 @@ def _records(fragment: Fragment, positions: np.ndarray, sizes: np.ndarray) -> by
     """Return the bytes of records, one after the other; those that are near each other are read together."""
     ahead = int(sizes.sum()) >= AHEAD_BYTES_MIN
     ends = positions + sizes
-    breaks = np.flatnonzero(positions[1:] - ends[:-1] > GAP_BYTES_MAX) + 1
+    # Where a file of the log ended, there is a hole.
+    stretches = fragment.stretch_of(positions)
+    breaks = np.flatnonzero((positions[1:] - ends[:-1] > GAP_BYTES_MAX) | (stretches[1:] != stretches[:-1])) + 1
     parts = []
     for first, stop in zip([0, *breaks.tolist()], [*breaks.tolist(), len(sizes)], strict=True):
         begin = int(positions[first])
