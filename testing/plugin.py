@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Say which broker the fixtures use, or that it is slow at first; nothing if there is nothing to say."""
+    """Say which broker the fixtures use, or that its first start takes long; nothing if there is nothing to say."""
     if given := given_broker(config):
         return f"flintmq: the fixtures use the broker on {given}"
     if find_spec("numba") is None:
@@ -58,7 +58,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
     if any(folder.is_dir() for parent in cache_folders() for folder in parent.glob("*/")):
         return None
-    return "flintmq: no kernel is compiled yet: brokers compile them beside the tests, and are slow for a minute, once"
+    return "flintmq: no kernel is compiled yet; the first test that starts a broker waits for it, up to a minute, once"
 
 
 def given_broker(config: pytest.Config) -> str:

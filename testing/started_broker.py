@@ -27,7 +27,7 @@ LISTENING = re.compile(r"listening on (\S+:\d+)")
 OUTPUT_LINES_MAX = 100
 """Number of lines of the broker's output that an error shows."""
 START_SECONDS_MAX = 300
-"""Time to start: a first start compiles the kernels, and rebuilding a store takes a while."""
+"""Time to start: the first one on a machine compiles the kernels (``--warm``), and rebuilding a store takes a while."""
 STOP_SECONDS_MAX = 30
 """Time to stop; the broker promises 10 s."""
 
@@ -58,6 +58,9 @@ class StartedBroker(BrokerHandle):
     ``{"flush.policy": "async"}``. It listens on a free port of loopback unless ``options`` says otherwise. Raises
     ``BrokerFailed`` if it does not start or stop.
     """
+
+    first_arguments: Sequence[str] = ("--warm",)
+    """A test or a script must not meet a broker that is slow for a minute."""
 
     def __init__(self, store: Path, *options: str, settings: Mapping[str, Any] | None = None) -> None:
         self.store = store
@@ -94,7 +97,8 @@ class StartedBroker(BrokerHandle):
             raise BrokerFailed(f"the broker on {self.address} runs already; stop or kill it before you start it again")
         self._output.clear()
         listening: Future[str | None] = Future()
-        arguments = serve_arguments(self.store, self.address or ANY_PORT, *self._options, settings=self._settings)
+        options = (*self.first_arguments, *self._options)
+        arguments = serve_arguments(self.store, self.address or ANY_PORT, *options, settings=self._settings)
         self._process = subprocess.Popen(  # noqa: S603 - our own program
             [sys.executable, *self._program(), *arguments],
             stdin=subprocess.DEVNULL,

@@ -19,6 +19,8 @@ from tests.group_tools import until
 from tests.store_tools import dispatch
 
 STORE_ID = "0123456789abcdef"
+LOOK_S = 0.01
+"""Interval at which the service looks for new records: shorter than a broker's, so that tests are short."""
 
 
 def service_of(
@@ -32,9 +34,11 @@ def service_of(
     section = ArchiveSection(**{"url": objects.url, "interval_ms": 100, **settings})
     writer = writer or Writer(STORE_ID, "", 0, random_hex(), store.settings.commitlog_file_bytes)
     tables = archived_tables(store)
-    return ArchiveService(
+    service = ArchiveService(
         store, section, objects, writer, tables, lambda function, *arguments: function(*arguments), fatal
     )
+    service.interval_seconds = LOOK_S
+    return service
 
 
 @contextmanager

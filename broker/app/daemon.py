@@ -137,6 +137,7 @@ def main() -> None:
     type=Completed("sync", "async"),
     help="Acknowledge messages when they are on disk, or when they are written.  [default: sync]",
 )
+@click.option("--warm", is_flag=True, help="Compile the kernels first if need be, instead of beside a slow broker.")
 @click.option("--insecure", is_flag=True, help="Listen beyond loopback without authentication.")
 @click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="A TOML file with settings.")
 @click.option(
@@ -150,6 +151,7 @@ def serve(
     store: str | None,
     listen: str | None,
     flush: str | None,
+    warm: bool,
     insecure: bool,
     config: Path | None,
     assignments: tuple[str, ...],
@@ -173,7 +175,7 @@ def serve(
     compiler = None
     if missing:
         with _ends_at_once():
-            compiler = _compile_kernels(settings, banner)
+            compiler = _compile_kernels(settings, banner, warm)
     sys.exit(_run(settings, banner, compiler))
 
 
@@ -283,14 +285,14 @@ def _load_kernels(banner: Banner) -> int:
     return jit.interpreted_count()
 
 
-def _compile_kernels(settings: Settings, banner: Banner) -> KernelCompiler | None:
-    """Begin to compile the missing kernels in a process of its own; return None if it has done so. End this process if
-    it fails and the store is too large for interpreted kernels."""
+def _compile_kernels(settings: Settings, banner: Banner, first: bool) -> KernelCompiler | None:
+    """Begin to compile the missing kernels in a process of its own. With ``first``, or if the broker could not work
+    with interpreted ones, wait for its end, and return None; end this process if it failed."""
     from .kernel_compiler import KernelCompiler, is_short
 
     compiler = KernelCompiler()
     # Interpreted, the kernels take too long for a long log, and a member of a replica set could lose its lead.
-    if settings.replication.set or not is_short(Path(settings.store.path).expanduser() / "commitlog"):
+    if first or settings.replication.set or not is_short(Path(settings.store.path).expanduser() / "commitlog"):
         banner.compiling()
         if not compiler.wait(banner.progress):
             sys.exit(EXIT_REFUSED)

@@ -250,11 +250,11 @@ class Lifecycle:
             # The services run a little earlier than there is a broker.
             if self._broker is not None:
                 self._broker.pops.arrived(touched)
-                for topic, _, _ in touched:
-                    if topic in WAITING_TOPICS:
-                        self._broker.delays.dispatched(topic)
-                    elif topic == PREPARED_TOPIC and self._broker.staged.pending:
-                        self._broker.staged.wake()
+                topics = {topic for topic, _, _ in touched}
+                for topic in WAITING_TOPICS.intersection(topics):
+                    self._broker.delays.dispatched(topic)
+                if PREPARED_TOPIC in topics and self._broker.staged.pending:
+                    self._broker.staged.wake()
                 self._broker.dispatch.run_waiting()
 
         # A service that fails ends the process through ``fatal``, called on the loop.
@@ -369,7 +369,7 @@ class Lifecycle:
         compiled thread. Only for the loop."""
         if self._broker is None or self._is_stopping:
             return
-        self._broker.begin_short_sends()
+        self._broker.begin_short_ways()
         if isinstance(self._broker.flush, GroupCommitService):
             self._broker.flush.use_compiled_thread(self._loop)
 
@@ -395,8 +395,9 @@ class Lifecycle:
             self._broker.transaction_checks.stop()
             self._broker.transactions.stop()
             self._broker.reput.stop_on_loop()
-            if self._broker.short_sends is not None:
-                self._broker.short_sends.close()
+            for way in (self._broker.short_sends, self._broker.short_pops):
+                if way is not None:
+                    way.close()
         await self._loop.run_in_executor(None, self._close)
         self._endpoint.close()
 

@@ -1,7 +1,8 @@
 """The writer of the archive: it copies the confirmed and flushed log into a bucket or folder, in the background.
 
 ``protocol.storage.archive`` has the format. ``cutter`` decides which bytes make the next fragment and derives its
-index, ``lineage`` knows the archive's manifest and changes it, ``uploader`` is the service that drives both.
+index, ``lineage`` knows the archive's manifest and changes it, ``merge`` makes few fragments of many small ones,
+``leftovers`` says what is no longer needed, and ``uploader`` is the service that drives them.
 """
 
 STARTING, RUNNING, UNAVAILABLE, STOPPED = ARCHIVE_STATES = ("starting", "running", "unavailable", "stopped")

@@ -150,10 +150,30 @@ class Cutter:
         self._finish(cut, derived)
         return cut
 
+    def derive(self, start: int, end: int, pieces: list[tuple[int, bytes]]) -> CutFragment:
+        """Return the fragment ``[start, end)`` of whole records that are not read from the log.
+
+        ``pieces``: (physical offset, bytes), each with whole records. Raises ``DamagedLog`` if they have none.
+        """
+        cut, derived = CutFragment(start, end), _Derived()
+        for begin, piece in pieces:
+            blob = memoryview(bytearray(piece))
+            status, position = self._derive(begin, blob, derived)
+            if status != DONE:
+                raise DamagedLog(begin + position, BAD_NAMES.get(status, "a record of an impossible queue"))
+            cut.pieces.append((begin, blob))
+        self._finish(cut, derived)
+        return cut
+
     def _piece(self, begin: int, stop: int, derived: _Derived) -> tuple[int, memoryview, int]:
         """Read and derive ``[begin, stop)``, all in one file. Return (status, bytes, the position it came to)."""
         blob = memoryview(bytearray(stop - begin))
         self._read(begin, blob)
+        status, position = self._derive(begin, blob, derived)
+        return status, blob, position
+
+    def _derive(self, begin: int, blob: memoryview, derived: _Derived) -> tuple[int, int]:
+        """Derive the records of a piece that begins at a physical offset. Return (status, the position it came to)."""
         array = np.frombuffer(blob, np.uint8)
         position = 0
         while True:
@@ -176,10 +196,10 @@ class Cutter:
             if status == NEW_QUEUE:
                 topic, queue_id, _ = message_at(array, position, self._scratch)
                 if not may_be_queue(topic, queue_id):
-                    return status, blob, position
+                    return status, position
                 table.add(topic.decode(), queue_id)
             elif status != FULL:
-                return status, blob, position
+                return status, position
 
     def _needed(self, blob: memoryview, position: int, status: int) -> int | None:
         """Return how many bytes the record needs that the piece cuts; -1: a blank is there; None: damage."""
@@ -194,8 +214,8 @@ class Cutter:
     def _finish(self, cut: CutFragment, derived: _Derived) -> None:
         """Fill in what was derived from the cut's records."""
         cut.records, cut.first_ms, cut.last_ms = derived.records, derived.first_ms, derived.last_ms
-        cut.keys = np.concatenate(derived.keys).reshape(-1, kernel.HASHED_ROW)
-        rows = np.concatenate(derived.units).reshape(-1, kernel.DERIVED_ROW)
+        cut.keys = np.concatenate(derived.keys or [np.zeros(0, np.int64)]).reshape(-1, kernel.HASHED_ROW)
+        rows = np.concatenate(derived.units or [np.zeros(0, np.int64)]).reshape(-1, kernel.DERIVED_ROW)
         rows = rows[np.argsort(rows[:, kernel.D_QUEUE], kind="stable")]
         if not len(rows):
             return

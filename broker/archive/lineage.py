@@ -137,7 +137,7 @@ class Lineage:
         again. Raises ``ArchiveStopped`` if the store must not continue the archive.
         """
         self._check_identity()
-        newest = find_newest(self._get, lambda: (each.name for each in self._objects.list(VERSIONS.rstrip("/"))))
+        newest = self.newest()
         if newest is None:
             writer = self._writer
             newest = ArchiveManifest(0, writer.store_id, writer.epoch, writer.id, self._now_ms(), log_start)
@@ -196,6 +196,10 @@ class Lineage:
             return entries[-1]
         return None
 
+    def newest(self) -> ArchiveManifest | None:
+        """Return the newest version as it is in the bucket, whoever wrote it; None if there is none. Any thread."""
+        return find_newest(self._get, lambda: (each.name for each in self._objects.list(VERSIONS.rstrip("/"))))
+
     def _get(self, name: str) -> bytes:
         try:
             return self._objects.get(name)
@@ -203,6 +207,10 @@ class Lineage:
             raise KeyError(name) from error
 
     # ---- changes
+
+    def settle(self) -> None:
+        """Go on with a change whose request failed. Raises as ``_commit`` does."""
+        self._decide()
 
     def add(self, fragments: Sequence[NewFragment]) -> None:
         """Have the manifest list fragments that continue it. Raises as ``_commit`` does; call again if that may help,
@@ -219,16 +227,18 @@ class Lineage:
         entries = [*self.manifest.entries, *(each.entry(topics) for each in done)]
         self._commit(self._next(topics=topics, entries=entries, gaps=gaps))
 
-    def replace(self, old: Sequence[Entry], new: NewFragment) -> None:
-        """Have the manifest list one fragment instead of adjacent ones of its range. Raises as ``_commit`` does."""
+    def replace(self, old: Sequence[Entry], new: NewFragment) -> bool:
+        """Have the manifest list one fragment instead of adjacent ones of its range; return False, with nothing
+        changed, if it does not list these any more. Raises as ``_commit`` does."""
         self._decide()
         entries = self.manifest.entries
-        at = entries.index(old[0])
+        at = entries.index(old[0]) if old[0] in entries else 0
         if entries[at : at + len(old)] != list(old):
-            raise ValueError("the fragments are not in the manifest")
+            return False
         topics = list(self.manifest.topics)
         entries = [*entries[:at], new.entry(topics), *entries[at + len(old) :]]
         self._commit(self._next(topics=topics, entries=entries))
+        return True
 
     def seal(self) -> bool:
         """Move the oldest entries into a group if there are twice as many as a group has; return whether it did."""

@@ -8,6 +8,7 @@ stored and delivered as without it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import queue
@@ -15,20 +16,28 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ...protocol.errors import ConfigurationError
 from ...protocol.storage.archive.errors import ArchiveError
-from ...protocol.storage.archive.fragment import FRAGMENT_BYTES, CompressionMissing, FragmentName, check_compression
-from ...protocol.storage.archive.manifest import ArchiveManifest, Entry, Group
+from ...protocol.storage.archive.fragment import (
+    FRAGMENT_BYTES,
+    Compression,
+    CompressionMissing,
+    FragmentName,
+    check_compression,
+)
+from ...protocol.storage.archive.manifest import GROUPS, VERSIONS, ArchiveManifest, Entry, Group, decode_group
 from ...protocol.storage.archive.objects import ConditionsIgnored, ObjectError, Objects
-from ...protocol.storage.archive.tables import ArchivedTable, encode_table, table_object
+from ...protocol.storage.archive.tables import TABLES, ArchivedTable, encode_table, table_object
 from ..background.loop_work import Service
 from . import RUNNING, STARTING, STOPPED, UNAVAILABLE
 from .cutter import Cutter, DamagedLog
+from .leftovers import ORPHAN_MS, READER_MS, old_tables, old_versions, orphans
 from .lineage import ArchiveStopped, Lineage, NewFragment, ReadAgain, Writer, random_hex
+from .merge import merged, next_merge
 
 if TYPE_CHECKING:
     from ..background.loop_work import OnFatal, Post
@@ -46,6 +55,10 @@ LOOK_S = 0.25
 
 TABLES_S = 10.0
 """Minimum interval at which changed tables are written."""
+CARE_AGAIN_S = 60.0
+"""Pause after merging or sweeping has failed."""
+SWEEP_S = 600.0
+"""Interval at which objects are looked for that are no longer needed."""
 STOP_S = 1.0
 """Time that a stop waits for the thread, which may be in a request that the bucket does not answer."""
 
@@ -57,6 +70,7 @@ class ArchiveCounts:
     fragments: int = 0
     raw_bytes: int = 0
     stored_bytes: int = 0
+    merged_bytes: int = 0
     failures: int = 0
 
 
@@ -82,6 +96,18 @@ def open_archive(settings: ArchiveSection) -> Objects:
             f'archive.compression = "zstd": {error}, or set archive.compression to "none"'
         ) from None
     return Objects(settings.url, kms_key=settings.kms_key)
+
+
+@dataclass(slots=True)
+class _Work:
+    """Something that a thread of its own does. ``result``: a fragment that replaces ``old`` ones."""
+
+    what: str
+    run: Callable[[], NewFragment | None]
+    old: Sequence[Entry] = ()
+    ended: bool = False
+    result: NewFragment | None = None
+    error: Exception | None = None
 
 
 class TableSource(Protocol):
@@ -126,6 +152,13 @@ class ArchiveService(Service):
         self._table_versions: dict[str, object] = {}
         """Versions of the tables that are in the archive."""
         self._next_tables = 0.0
+        self._work: _Work | None = None
+        self._replaced: list[tuple[float, list[str]]] = []
+        """Objects of merged fragments, and from when on no reader needs them, by ``time.monotonic``. A restart forgets
+        them; then they are orphans."""
+        self._next_care = 0.0
+        self._next_sweep = time.monotonic() + SWEEP_S
+        self._next_orphans = self._next_sweep
         self.settings = settings
         """May be replaced at any time, except for the URL."""
         self._objects = objects
@@ -204,9 +237,12 @@ class ArchiveService(Service):
         try:
             if self._lineage is None:
                 self._open()
+            assert self._lineage is not None
+            self._lineage.settle()
             more = self._list_finished()
             more |= self._begin_uploads()
             self._save_tables()
+            more |= self._care()
         except ReadAgain as error:
             log.info("%s", error)
             self._begin_again()
@@ -367,8 +403,97 @@ class ArchiveService(Service):
 
     def _begin_again(self) -> None:
         """Forget what was read of the archive. Fragments under way are listed by nobody."""
-        self._lineage = None
+        self._lineage = self._work = None
         self._uploads.clear()
+
+    # ---- care: merging and sweeping, on a thread of its own
+
+    def _care(self) -> bool:
+        """Take over what the other thread has done, and have it do what is next; return whether there may be more."""
+        assert self._lineage is not None
+        work, now = self._work, time.monotonic()
+        if work is not None:
+            if not work.ended:
+                return False
+            self._work = None
+            if work.error is not None:
+                self.counts.failures += 1
+                log.error("cannot %s of the archive %s: %s", work.what, self._objects.url, work.error)
+                self._next_care = now + CARE_AGAIN_S
+                return False
+            if work.result is not None:
+                self._replace(work.old, work.result)
+            return True
+        if now < self._next_care or self._uploads or self._stopping:
+            return False
+        old = next_merge(self._lineage.manifest.entries)
+        if old:
+            epoch, compression = self._writer.epoch, self.settings.compression
+            self._begin_work(_Work("merge fragments", lambda: self._merge(old, epoch, compression), old))
+        elif now >= self._next_sweep:
+            self._next_sweep = now + SWEEP_S
+            replaced = {name for due, names in self._replaced if due <= now for name in names}
+            self._replaced = [each for each in self._replaced if each[0] > now]
+            lineage = self._lineage
+            self._begin_work(_Work("sweep objects", lambda: self._sweep(lineage, replaced)))
+        return False
+
+    def _begin_work(self, work: _Work) -> None:
+        self._work = work
+
+        def run() -> None:
+            try:
+                work.result = work.run()
+            except Exception as error:  # noqa: BLE001 - the service's thread decides what it means
+                work.error = error
+            work.ended = True
+            self.wake()
+
+        threading.Thread(target=run, name="flintmq-archive-care", daemon=True).start()
+
+    def _merge(self, old: Sequence[Entry], epoch: int, compression: Compression) -> NewFragment:
+        """Write one fragment that holds what the old ones hold."""
+        new = merged(self._objects, old, Cutter(self._read, self._end_of_file), epoch, compression)
+        self._objects.create(new.name.idx, new.idx)
+        self._objects.create(new.name.log, new.log)
+        return new
+
+    def _replace(self, old: Sequence[Entry], new: NewFragment) -> None:
+        """Have the manifest list the new fragment instead; the old ones stay for the readers that hold an older one."""
+        assert self._lineage is not None
+        if not self._lineage.replace(old, new):
+            return
+        self._note_archived()
+        self.counts.merged_bytes += len(new.log) + len(new.idx)
+        names = [name for entry in old for name in (entry.name.log, entry.name.idx)]
+        self._replaced.append((time.monotonic() + READER_MS / 1000, names))
+
+    def _sweep(self, lineage: Lineage, replaced: Set[str]) -> None:
+        """Delete what no reader can still need."""
+        objects, now_ms = self._objects, time.time_ns() // 10**6
+        for_orphans = time.monotonic() >= self._next_orphans
+        versions, tables = list(objects.list(VERSIONS.rstrip("/"))), list(objects.list(TABLES))
+        listed = list(itertools.chain(objects.list("log"), objects.list(GROUPS.rstrip("/")))) if for_orphans else []
+        # After the lists: an object in them that the newest version does not name was named by none that will come. So
+        # a process that was paused for days deletes nothing of what another has written since.
+        manifest = lineage.newest()
+        if manifest is None or manifest.writer != self._writer.id:
+            return
+        entries = list(manifest.entries)
+        if for_orphans:
+            self._next_orphans = time.monotonic() + ORPHAN_MS / 1000
+            for group in manifest.groups:
+                entries += decode_group(objects.get(group.name), group.name)[0]
+        named = {group.name for group in manifest.groups}
+        named.update(name for entry in entries for name in (entry.name.log, entry.name.idx))
+        gone = [*old_versions(versions, manifest, now_ms), *old_tables(tables, now_ms), *(replaced - named)]
+        gone += orphans(listed, named, now_ms)
+        for name in gone:
+            if self._stopping:
+                return
+            objects.delete(name)
+        if gone:
+            log.info("deleted %d objects of the archive %s that no reader needs", len(gone), objects.url)
 
     # ---- states
 

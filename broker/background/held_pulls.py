@@ -212,6 +212,8 @@ class PullRequestHoldService:
 
     def wake_queues(self, grown: Sequence[tuple[str, int, int]]) -> None:
         """Do what ``wake`` does for several queues: (topic, queue, max_offset)."""
+        if not self.by_queue:
+            return
         single = len(grown) == 1 and not self._in_turns
         for topic, queue, max_offset in grown:
             of_queue = self.by_queue.get((topic, queue))

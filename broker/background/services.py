@@ -68,8 +68,8 @@ class CheckpointService(Service):
         reput_offset = store.reput_offset
         if store.failed is None and reput_offset != self._synced and self._is_due():
             began = time.monotonic()
-            store.sync_derived()
-            self._synced = reput_offset
+            if store.sync_derived():
+                self._synced = reput_offset
             # Each changed queue is a file to sync: with thousands of them, a sync in each round would keep the disk
             # busy and take a large part of a processor.
             ended = time.monotonic()

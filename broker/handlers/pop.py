@@ -28,7 +28,6 @@ from ...protocol.errors import (
     BrokerFailure,
     DelayIllegal,
     InvalidParameter,
-    NoPermission,
     OffsetOutOfRange,
     QueueNotExist,
     SystemBusy,
@@ -42,6 +41,7 @@ from ..delivery.pop.service import ALL_QUEUES, WaitEnd
 from ..delivery.pop.table import QueueKey, Take
 from ..delivery.redelivery import NOT_COUNTED, FailedMessages, RetryPolicy
 from ..filters import compile_filter
+from ..requests.short_pops import Settling, Wish
 from ..store import CorruptLog, DamagedRecord, PullResult, PullSelection, WouldBlock
 from .groups import STARTS
 from .pull import HEAD_BYTES_MAX, PARSED_AT_ONCE_CHARS, SIZE_BYTES, parse_tags
@@ -129,10 +129,7 @@ def check_may_pop(request: Request, broker: Broker, group: str, topic: str) -> N
     if (access := request.peer.access) is not None:
         access.check(Need((CONSUME,), TOPIC, topic))
         access.check(Need((CONSUME,), GROUP, group))
-    broker.store.topics.check_readable(topic)
-    if not broker.store.groups.may_consume(group):
-        raise NoPermission(f"group {group} is disabled; to enable it, set its consumeEnable")
-    broker.groups.clients.check_may_consume(group)
+    broker.pops.check_may_pop(group, topic)
 
 
 def queues_to_visit(store: MessageStore, params: PopParams) -> list[tuple[str, int]]:
@@ -429,6 +426,7 @@ class Pop:
 
     def _hold(self) -> None:
         params = self._params
+        self._request.source.repeated.served = 0  # a client whose pops wait would leave the short way at once
         deadline = min(self._deadline, self._begins_at)
         if not hold(self._request, self._broker.dispatch, self._pops.waits, params, deadline, self._woken):
             self._popped.pop_ms = self._pops.now_ms()
@@ -524,7 +522,15 @@ def pop_message(request: Request, broker: Broker, pops: PopService) -> None:
         start=params.start,
         start_ms=params.start_ms,
     )
+    repeated = request.source.repeated
+    fields = repeated.pop_fields(request.frame, "max_count")  # first, because a frame that may wait is released
     Pop(request, broker, pops, wanted, lambda params, popped, full: _respond(request, params, popped)).start()
+    selects = wanted.filter or wanted.tags not in ("", "*")
+    is_answered = request.deferred.is_idle()
+    if fields is not None and is_answered and wanted.count and not selects and wanted.start != "time":
+        bytes_max = min(wanted.bytes_max, broker.limits.frame_bytes_max - HEAD_BYTES_MAX)
+        wish = Wish(params.group, params.topic, params.queue, bytes_max, params.lease_ms, waits=wanted.wait_ms > 0)
+        repeated.keep_pops(fields, wish)
 
 
 def _respond(request: Request, params: PopParams, popped: Popped) -> None:
@@ -561,6 +567,9 @@ def receipts_in(request: Request, pops: PopService, group: str, topic: str, coun
 def ack_message(request: Request, pops: PopService) -> None:
     params = decode_fields(AckMessageRequest, request.frame.fields)
     _answer(request, pops.settle_all(receipts_in(request, pops, params.group, params.topic, params.count)))
+    repeated = request.source.repeated
+    if (fields := repeated.pop_fields(request.frame, "count")) is not None:
+        repeated.keep_pops(fields, Settling(params.group, params.topic))
 
 
 def _answer(request: Request, valid: Sequence[bool]) -> None:

@@ -1,8 +1,9 @@
-"""The short way of PRODUCE and PULL frames whose headers differ from an earlier one's only in their numbers.
+"""The short way of frames whose headers differ from an earlier one's only in their numbers.
 
 Most producers send frame after frame to the same topic, and most consumers pull from a queue again and again. After the
 general handler has accepted a PRODUCE, its head is kept, and a kernel serves the next frames with the same bytes in it
-(``requests.short_sends``). A PULL that is kept saves decoding.
+(``requests.short_sends``). A PULL that is kept saves decoding. The fields of a POP_MESSAGE or ACK_MESSAGE are kept for
+the connection's short way alone (``requests.short_pops``).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ...protocol.frames import (
     PullHead,
 )
 from ..requests.request import Request
+from ..requests.short_pops import fields_of
 from ..requests.short_sends import ShortHead
 from .pull import pull_again
 
@@ -32,11 +34,17 @@ if TYPE_CHECKING:
     from ...protocol.commands import ProduceRequest
     from ..requests.broker import Broker
     from ..requests.request import FrameSource
+    from ..requests.short_pops import PackedFields, PopHead, Settling, ShortPops, Wish
+    from ..requests.short_sends import ShortSends
+    from ..requests.short_way import ShortWay
     from ..store import TopicConfig
 
 HEADERS_PER_CONNECTION_MAX = 16
-"""Maximum number of headers that one connection keeps."""
-TRIES_MAX = 1_024
+"""Number of headers that each connection may keep."""
+MORE_HEADERS_MAX = 1_024
+"""Maximum number of headers that one connection keeps, for many topics, while fewer than half of ``HEADERS_MAX`` are
+kept: the other half is for connections with few."""
+TRIES_MAX = 2 * MORE_HEADERS_MAX
 """Maximum number of headers that a connection tries to keep: not every client packs them as ``ProduceHead`` and
 ``PullHead`` do."""
 HEADERS_MAX = 8_192
@@ -75,7 +83,7 @@ class _PullHeader:
 class RepeatedHeaders:
     """The kept headers of one connection, by the constant part of their bytes."""
 
-    __slots__ = ("_broker", "_tries_left", "headers", "place", "served")
+    __slots__ = ("_broker", "_pop_place", "_pops", "_tries_left", "_way", "headers", "place", "served")
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -85,7 +93,13 @@ class RepeatedHeaders:
         self.place = -1
         """Place of the connection in ``ShortSends``; -1 if it has none."""
         self.served = 0
-        """Number of reads in sequence with nothing but frames that a kernel has served."""
+        """Number of reads in sequence with nothing but frames that a kernel has served, or would serve."""
+        self._pops: dict[tuple[PackedFields, Wish | Settling], PopHead] = {}
+        """Kept fields of pops and acknowledgements."""
+        self._pop_place = -1
+        """Place of the connection in ``ShortPops``; -1 if it has none."""
+        self._way: ShortSends | ShortPops | None = None
+        """The way that has served, or would serve, the last frames."""
 
     def keep(self, request: Request, params: ProduceRequest, config: TopicConfig) -> None:
         """Keep the head of a frame whose messages have just been appended to their own topic.
@@ -131,14 +145,44 @@ class RepeatedHeaders:
             header.params = header.params_at(0)  # the handler changes the original
             self._keep(head.fixed, header)
 
+    def pop_fields(self, frame: Frame, count_name: str) -> PackedFields | None:
+        """Return the fields of a POP_MESSAGE or ACK_MESSAGE for ``keep_pops``; None if they cannot be kept."""
+        broker = self._broker
+        if broker.short_pops is None or broker.member is not None or broker.tls is not None or not self._tries_left:
+            return None
+        return fields_of(frame, count_name)
+
+    def keep_pops(self, fields: PackedFields, purpose: Wish | Settling) -> None:
+        """Keep the fields of a frame that a broker in no replica set has accepted, unless too many are kept."""
+        short_pops = self._broker.short_pops
+        assert short_pops is not None, "``pop_fields`` returned some"
+        kept = self._pops.get((fields, purpose))
+        if kept is not None:
+            short_pops.renew(kept)
+            self.served += 1
+            self._way = short_pops
+            return
+        self._tries_left -= 1
+        if self._may_keep():
+            if self._pop_place < 0:
+                self._pop_place = short_pops.connections.take()
+            self._pops[fields, purpose] = short_pops.keep(self._pop_place, fields, purpose)
+            self._broker.counters.kept_headers += 1
+
+    def short_way(self) -> tuple[ShortWay, int]:
+        assert self._way is not None, "frames were served"
+        return self._way, self._pop_place if self._way is self._broker.short_pops else self.place
+
+    def _may_keep(self) -> bool:
+        """Return whether one more header may be kept."""
+        kept, of_all = len(self.headers) + len(self._pops), self._broker.counters.kept_headers
+        if kept < HEADERS_PER_CONNECTION_MAX:
+            return of_all < HEADERS_MAX
+        return kept < MORE_HEADERS_MAX and of_all < HEADERS_MAX // 2
+
     def _has_room(self, fixed: bytes) -> bool:
         """Return whether a header with these constant bytes is new, and may be kept."""
-        return (
-            len(fixed) <= FIXED_BYTES_MAX
-            and fixed not in self.headers
-            and len(self.headers) < HEADERS_PER_CONNECTION_MAX
-            and self._broker.counters.kept_headers < HEADERS_MAX
-        )
+        return len(fixed) <= FIXED_BYTES_MAX and fixed not in self.headers and self._may_keep()
 
     def _keep(self, fixed: bytes, header: ShortHead | _PullHeader) -> None:
         self.headers[fixed] = header
@@ -196,6 +240,7 @@ class RepeatedHeaders:
         parser.start += short_sends.taken
         if parser.start == parser.end:
             self.served += 1
+            self._way = short_sends
             if self._broker.dispatch.awaited and not short_sends.waits:
                 self._broker.dispatch.serve_waiting()  # before the senders' answers
         else:
@@ -215,6 +260,11 @@ class RepeatedHeaders:
             short_sends.forget(self.place, heads)
             self.place = -1
         self.headers.clear()
+        if self._pop_place >= 0 and self._broker.short_pops is not None:
+            self._broker.counters.kept_headers -= len(self._pops)
+            self._broker.short_pops.forget(self._pop_place, list(self._pops.values()))
+            self._pop_place = -1
+        self._pops.clear()
 
 
 def _begins_with(frame: Frame, head: bytes) -> bool:

@@ -10,6 +10,7 @@ that are not in the cache run interpreted until a process of its own has compile
 ``msgpack_reader``  the heads of msgpack values
 ``produce``         a PRODUCE frame's messages: validate them, then make records of them for the CommitLog
 ``short_sends``     PRODUCE frames of many connections: read, make records, build and send the answers
+``short_pops``      POP_MESSAGE and ACK_MESSAGE frames of many connections: read, build and send the answers
 ``dispatch``        CommitLog records: check, and turn them into ConsumeQueue units and index keys, or find their flaws
 ``index``           put entries into an IndexFile, check one, compare its entries with keys
 ``gather``          choose ConsumeQueue units, copy and check the records of a response
@@ -30,7 +31,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 SERVING_MODULES = tuple(
-    "record_crc text msgpack_reader produce dispatch gather index sequences short_sends sync_loop deliver".split()
+    "record_crc text msgpack_reader produce dispatch gather index sequences short_sends short_pops "
+    "sync_loop deliver".split()
 )
 """What every broker loads. They are compiled in this order: first what stores a message and delivers it."""
 READER_SCAN = "..protocol.storage.reader.scan"

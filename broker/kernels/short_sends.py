@@ -12,7 +12,6 @@ used.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -27,9 +26,10 @@ from ...protocol.frames import (
     REQUEST_START,
     encode_produce_answer,
 )
-from ...protocol.storage.arrays.jit import INTERPRETED, i64, i64_array, inlined, is_compiled, kernel
+from ...protocol.storage.arrays.jit import i64, i64_array, inlined, is_compiled, kernel
 from ...protocol.storage.arrays.words import copy_bytes, load_be32, load_be64, store_be32, store_be64
 from ...protocol.storage.layout import BLANK_BYTES_MIN
+from .addresses import AVAILABLE
 from .produce import (
     N_BASE,
     N_BODY_AT,
@@ -49,10 +49,6 @@ from .produce import (
     record_bytes_fixed,
     write_record,
 )
-
-AVAILABLE = sys.platform == "linux" and not INTERPRETED
-"""True if this platform and mode have the kernels: they need epoll, and the names that Linux's C libraries give their
-functions."""
 
 READS_MAX = 256
 """Maximum number of connections that are read in a turn; those left are ready again in the next."""
@@ -301,63 +297,37 @@ _ANSWER_QUEUE = _place(encode_produce_answer(0, 1 << 24, 0, 0, b""))
 _ANSWER_OFFSET = _place(encode_produce_answer(0, 0, 1 << 56, 0, b""))
 _ANSWER_STORED = _place(encode_produce_answer(0, 0, 0, 1 << 56, b""))
 
-_AGAIN = 11
-_NO_WAIT = 0x40
-_NO_SIGNAL = 0x4000
-
 if AVAILABLE:
     from numba import types
-    from numba.core.cgutils import pack_array
-    from numba.extending import intrinsic
-    from numba.np.arrayobj import populate_array
 
-    _epoll_wait: Any = types.ExternalFunction(
-        "epoll_wait", types.int32(types.int32, types.intp, types.int32, types.int32)
+    from .addresses import (
+        AGAIN,
+        MANY,
+        NO_SIGNAL,
+        NO_WAIT,
+        bytes_at,
+        epoll_wait,
+        errno_location,
+        integers_at,
+        memcmp,
+        recv,
+        words_at,
     )
-    _recv: Any = types.ExternalFunction("recv", types.intp(types.int32, types.intp, types.intp, types.int32))
-    _send: Any = types.ExternalFunction("send", types.intp(types.int32, types.intp, types.intp, types.int32))
-    populate: Any = populate_array
-    pack: Any = pack_array
+    from .addresses import send as send_to
+
     _pwrite: Any = types.ExternalFunction("pwrite", types.intp(types.int32, types.intp, types.intp, types.int64))
-    _memcmp: Any = types.ExternalFunction("memcmp", types.int32(types.intp, types.intp, types.intp))
-    _int_pointer: Any = types.CPointer(types.int32)  # type: ignore[no-untyped-call] # Numba is untyped
-    _errno_location: Any = types.ExternalFunction("__errno_location", _int_pointer())
-
-    def _array_at(kind: Any, item_bytes: int) -> Any:
-        """Return a function of an address and a number of items that makes an array of what is there."""
-        array_type = types.Array(kind, 1, "C")
-
-        @intrinsic
-        def make(typing_context: Any, address: Any, count: Any) -> Any:
-            def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-                array = context.make_array(array_type)(context, builder)
-                size = context.get_constant(types.intp, item_bytes)
-                data = builder.inttoptr(args[0], context.get_data_type(kind).as_pointer())
-                shape, strides = pack(builder, [args[1]]), pack(builder, [size])
-                populate(array, data, shape, strides, size, None)
-                return array._getvalue()
-
-            return array_type(types.int64, types.int64), generate
-
-        return make
-
-    _bytes_at = _array_at(types.uint8, 1)
-    _integers_at = _array_at(types.int64, 8)
-    _words_at = _array_at(types.int32, 4)
-
-    _MANY = 1 << 40
 
     @inlined
     def _find_head(state: np.ndarray, connection: int, fixed_at: int, fixed_bytes: int) -> int:
         """Return the place of the connection's head with these constant bytes; -1 if it has none."""
-        connections = _integers_at(state[S_CONNECTIONS], _MANY)
-        heads = _integers_at(state[S_HEADS], _MANY)
+        connections = integers_at(state[S_CONNECTIONS], MANY)
+        heads = integers_at(state[S_HEADS], MANY)
         head = connections[connection + C_HEAD]
         address = state[S_INPUT] + fixed_at
         for _ in range(connections[connection + C_HEADS]):
             # A producer that takes its queues in turn repeats its heads in their order.
             if heads[head + HEAD_FIXED_BYTES] == fixed_bytes and (
-                _memcmp(heads[head + HEAD_FIXED], address, fixed_bytes) == 0
+                memcmp(heads[head + HEAD_FIXED], address, fixed_bytes) == 0
             ):
                 return head
             head = heads[head + HEAD_NEXT]
@@ -378,7 +348,7 @@ if AVAILABLE:
     @inlined
     def _take(state: np.ndarray, data: np.ndarray, connection: int, read: int, at: int, end: int) -> int:
         """Take the frame at ``at`` and return its size; 0: leave it, and nothing has changed."""
-        connections = _integers_at(state[S_CONNECTIONS], _MANY)
+        connections = integers_at(state[S_CONNECTIONS], MANY)
         if (
             end - at < _START_BYTES + _HEAD_END_BYTES
             or state[R_FRAMES] == FRAMES_MAX
@@ -412,19 +382,19 @@ if AVAILABLE:
         out_bytes = _ANSWER_BYTES + 8 * count
         if state[R_OUT] + out_bytes > OUT_BYTES or _is_stored(state, head, first):
             return 0
-        heads = _integers_at(state[S_HEADS], _MANY)
-        topics = _integers_at(state[S_TOPICS], _MANY)
+        heads = integers_at(state[S_HEADS], MANY)
+        topics = integers_at(state[S_TOPICS], MANY)
         topic = heads[head + HEAD_TOPIC]
         queue = heads[head + HEAD_QUEUE]
         if topic < 0 or queue >= topics[topic + T_QUEUES]:
             return 0
         if queue < 0:
             queue = topics[topic + T_NEXT] % topics[topic + T_QUEUES]
-        queue_offset = _integers_at(state[S_ENDS], _MANY)[topics[topic + T_ENDS] + queue * O_WIDTH + O_NEXT]
+        queue_offset = integers_at(state[S_ENDS], MANY)[topics[topic + T_ENDS] + queue * O_WIDTH + O_NEXT]
         if queue_offset < 0:
             return 0
 
-        numbers = _integers_at(heads[head + HEAD_NUMBERS], N_LENGTH)
+        numbers = integers_at(heads[head + HEAD_NUMBERS], N_LENGTH)
         numbers[N_BODY_AT] = body_at
         numbers[N_BODY_END] = body_end
         numbers[N_COUNT] = count
@@ -438,7 +408,7 @@ if AVAILABLE:
             return 0
         _make_answer(state, request_id, queue, queue_offset, count)
         frame = state[R_FRAMES] * F_WIDTH
-        frames = _integers_at(state[S_FRAMES], FRAMES_MAX * F_WIDTH)
+        frames = integers_at(state[S_FRAMES], FRAMES_MAX * F_WIDTH)
         frames[frame + F_HEAD] = head
         frames[frame + F_QUEUE] = queue
         frames[frame + F_OFFSET] = queue_offset
@@ -459,10 +429,10 @@ if AVAILABLE:
     @inlined
     def _is_stored(state: np.ndarray, head: int, first: int) -> bool:
         """Return whether messages from counter ``first`` on may be stored; True also if their sequence is forgotten."""
-        heads = _integers_at(state[S_HEADS], _MANY)
+        heads = integers_at(state[S_HEADS], MANY)
         if heads[head + HEAD_PREFIX] == 0:
             return False
-        sequences = _integers_at(state[S_SEQUENCES], _MANY)
+        sequences = integers_at(state[S_SEQUENCES], MANY)
         sequence = heads[head + HEAD_SEQUENCE]
         return sequences[sequence + Q_OWNER] != heads[head + HEAD_OWNER] or first < sequences[sequence + Q_NEXT]
 
@@ -470,8 +440,8 @@ if AVAILABLE:
     def _make_records(state: np.ndarray, data: np.ndarray, head: int, numbers: np.ndarray) -> bool:
         """Make the frame's records behind those before, and write their physical offsets into its answer; return False,
         and make none, if a message breaks a rule or if there is no room."""
-        texts = _bytes_at(_integers_at(state[S_HEADS], _MANY)[head + HEAD_TEXTS], _MANY)
-        plan = _integers_at(state[S_PLAN], PLAN_INTEGERS)
+        texts = bytes_at(integers_at(state[S_HEADS], MANY)[head + HEAD_TEXTS], MANY)
+        plan = integers_at(state[S_PLAN], PLAN_INTEGERS)
         status, _, _ = plan_frame(data, numbers, plan)
         if status != OK:
             return False
@@ -483,8 +453,8 @@ if AVAILABLE:
             room -= fixed + plan[row + P_PROPERTIES_BYTES] + plan[row + P_BODY_BYTES]
         if room < 0:
             return False
-        log = _bytes_at(state[S_LOG], LOG_BYTES)
-        out = _bytes_at(state[S_OUT], OUT_BYTES)
+        log = bytes_at(state[S_LOG], LOG_BYTES)
+        out = bytes_at(state[S_OUT], OUT_BYTES)
         for message in range(numbers[N_COUNT]):
             row = message * PLAN_WIDTH
             size = fixed + plan[row + P_PROPERTIES_BYTES] + plan[row + P_BODY_BYTES]
@@ -497,9 +467,9 @@ if AVAILABLE:
     @inlined
     def _make_answer(state: np.ndarray, request_id: int, queue: int, queue_offset: int, count: int) -> None:
         """Build the head of the answer to a frame; ``count`` physical offsets follow it."""
-        out = _bytes_at(state[S_OUT], OUT_BYTES)
+        out = bytes_at(state[S_OUT], OUT_BYTES)
         at = state[R_OUT]
-        copy_bytes(_bytes_at(state[S_ANSWER], _ANSWER_BYTES), 0, out, at, _ANSWER_BYTES)
+        copy_bytes(bytes_at(state[S_ANSWER], _ANSWER_BYTES), 0, out, at, _ANSWER_BYTES)
         store_be32(out, at, _ANSWER_BYTES - 4 + 8 * count)
         store_be32(out, at + _ANSWER_ID, request_id)
         store_be32(out, at + _ANSWER_QUEUE, queue)
@@ -509,10 +479,10 @@ if AVAILABLE:
     @inlined
     def _count_messages(state: np.ndarray, frame: int, body_bytes: int) -> None:
         """Advance the queue, and the counters of the topic."""
-        frames = _integers_at(state[S_FRAMES], FRAMES_MAX * F_WIDTH)
-        heads = _integers_at(state[S_HEADS], _MANY)
-        topics = _integers_at(state[S_TOPICS], _MANY)
-        ends = _integers_at(state[S_ENDS], _MANY)
+        frames = integers_at(state[S_FRAMES], FRAMES_MAX * F_WIDTH)
+        heads = integers_at(state[S_HEADS], MANY)
+        topics = integers_at(state[S_TOPICS], MANY)
+        ends = integers_at(state[S_ENDS], MANY)
         head, queue, count = frames[frame + F_HEAD], frames[frame + F_QUEUE], frames[frame + F_COUNT]
         frames[frame + F_BODY_BYTES], frames[frame + F_RUN] = body_bytes, 0
         topic = heads[head + HEAD_TOPIC]
@@ -523,7 +493,7 @@ if AVAILABLE:
         frames[frame + F_AWAITED] = state[S_AWAITED] | ends[row + O_AWAITED]
         state[R_AWAITED] += frames[frame + F_AWAITED]
         if topics[topic + T_FRAMES] == 0:
-            _integers_at(state[S_TOUCHED], TOPICS_MAX)[state[R_TOUCHED]] = head
+            integers_at(state[S_TOUCHED], TOPICS_MAX)[state[R_TOUCHED]] = head
             state[R_TOUCHED] += 1
         topics[topic + T_FRAMES] += 1
         topics[topic + T_MESSAGES] += count
@@ -532,15 +502,15 @@ if AVAILABLE:
     @inlined
     def _let_wait(state: np.ndarray, frame: int, connection: int, read: int) -> None:
         """Count the frame and its answer as in flight if the answer waits for a flush, or for one before it."""
-        frames = _integers_at(state[S_FRAMES], FRAMES_MAX * F_WIDTH)
-        reads = _integers_at(state[S_READS], READS_MAX * E_WIDTH)
-        waits = state[S_SYNC] | _integers_at(state[S_HEADS], _MANY)[frames[frame + F_HEAD] + HEAD_SYNC]
+        frames = integers_at(state[S_FRAMES], FRAMES_MAX * F_WIDTH)
+        reads = integers_at(state[S_READS], READS_MAX * E_WIDTH)
+        waits = state[S_SYNC] | integers_at(state[S_HEADS], MANY)[frames[frame + F_HEAD] + HEAD_SYNC]
         frames[frame + F_WAITS] = waits
         reads[read + E_WAITS] |= waits
         if reads[read + E_WAITS] != 0:
             counted = frames[frame + F_BYTES] + frames[frame + F_OUT_BYTES] + WAITING_ANSWER_BYTES
             reads[read + E_COUNTED] += counted
-            _integers_at(state[S_CONNECTIONS], _MANY)[connection + C_WAITING] += counted
+            integers_at(state[S_CONNECTIONS], MANY)[connection + C_WAITING] += counted
             state[R_COUNTED] += counted
 
     @inlined
@@ -553,12 +523,12 @@ if AVAILABLE:
     @inlined
     def _extend_sequence(state: np.ndarray, frame: int, first: int) -> None:
         """Add a frame's messages to the sequence of their producer, as ``Sequence.add`` does."""
-        frames = _integers_at(state[S_FRAMES], FRAMES_MAX * F_WIDTH)
-        heads = _integers_at(state[S_HEADS], _MANY)
+        frames = integers_at(state[S_FRAMES], FRAMES_MAX * F_WIDTH)
+        heads = integers_at(state[S_HEADS], MANY)
         head = frames[frame + F_HEAD]
         if heads[head + HEAD_PREFIX] == 0:
             return
-        sequences = _integers_at(state[S_SEQUENCES], _MANY)
+        sequences = integers_at(state[S_SEQUENCES], MANY)
         sequence = heads[head + HEAD_SEQUENCE]
         for column in range(F_BEFORE):
             frames[frame + F_NEXT + column] = sequences[sequence + column]
@@ -575,14 +545,14 @@ if AVAILABLE:
         count = sequences[sequence + Q_RUNS]
         has_row = continues or count < sequences[sequence + Q_RUNS_MAX]
         if not continues and has_row:
-            runs = _integers_at(state[S_RUNS], _MANY)
+            runs = integers_at(state[S_RUNS], MANY)
             row = sequences[sequence + Q_BLOCK] + count * RUN_WIDTH
             if count > 0:
                 runs[row - RUN_WIDTH + RUN_END] = sequences[sequence + Q_NEXT]
             _set_run(runs, row, first, end, queue, offset)
             sequences[sequence + Q_RUNS] = count + 1
         if not has_row or state[S_NOW_MS] > sequences[sequence + Q_WAKE_MS]:
-            reports = _integers_at(state[S_REPORTS], REPORTS_MAX * REPORT_WIDTH)
+            reports = integers_at(state[S_REPORTS], REPORTS_MAX * REPORT_WIDTH)
             report = state[R_REPORTS] * REPORT_WIDTH
             _set_run(reports, report + REPORT_RUN, first, end, queue, offset)
             reports[report + REPORT_FRAME] = frame
@@ -597,8 +567,8 @@ if AVAILABLE:
     @inlined
     def _serve_read(state: np.ndarray, data: np.ndarray, read: int) -> None:
         """Take the frames of one read until one must be left."""
-        reads = _integers_at(state[S_READS], READS_MAX * E_WIDTH)
-        connections = _integers_at(state[S_CONNECTIONS], _MANY)
+        reads = integers_at(state[S_READS], READS_MAX * E_WIDTH)
+        connections = integers_at(state[S_CONNECTIONS], MANY)
         connection = reads[read + E_ROW]
         at = reads[read + E_AT]
         end = at + reads[read + E_BYTES]
@@ -627,13 +597,13 @@ if AVAILABLE:
     @inlined
     def _read_ready(state: np.ndarray) -> None:
         """Read and serve the connections that are ready now."""
-        reads = _integers_at(state[S_READS], READS_MAX * E_WIDTH)
-        data = _bytes_at(state[S_INPUT], _MANY)
-        connections = _integers_at(state[S_CONNECTIONS], _MANY)
-        places = _integers_at(state[S_PLACES], _MANY)
-        events = _words_at(state[S_EVENTS], READS_MAX * 3)
+        reads = integers_at(state[S_READS], READS_MAX * E_WIDTH)
+        data = bytes_at(state[S_INPUT], MANY)
+        connections = integers_at(state[S_CONNECTIONS], MANY)
+        places = integers_at(state[S_PLACES], MANY)
+        events = words_at(state[S_EVENTS], READS_MAX * 3)
         most = np.int32(READS_MAX - state[R_READS])
-        for k in range(_epoll_wait(np.int32(state[S_EPOLL]), state[S_EVENTS], most, np.int32(0))):
+        for k in range(epoll_wait(np.int32(state[S_EPOLL]), state[S_EVENTS], most, np.int32(0))):
             connection = places[events[3 * k + 1]]
             read = state[R_READS] * E_WIDTH
             at = 0
@@ -642,8 +612,8 @@ if AVAILABLE:
             got = -1
             if state[S_ROOM] > 0 and connections[connection + C_WAITING] <= state[S_WAITING_MAX]:
                 fd = np.int32(connections[connection + C_FD])
-                got = _recv(fd, state[S_INPUT] + at, SLOT_BYTES, np.int32(_NO_WAIT))
-                if got < 0 and _errno_location()[0] == _AGAIN:
+                got = recv(fd, state[S_INPUT] + at, SLOT_BYTES, np.int32(NO_WAIT))
+                if got < 0 and errno_location()[0] == AGAIN:
                     continue
             reads[read + E_ROW] = connection
             reads[read + E_AT] = at
@@ -669,8 +639,8 @@ if AVAILABLE:
     @inlined
     def _send_answers(state: np.ndarray) -> None:
         """Send the answers of the reads that were not answered; see ``send``."""
-        connections = _integers_at(state[S_CONNECTIONS], _MANY)
-        reads = _integers_at(state[S_READS], READS_MAX * E_WIDTH)
+        connections = integers_at(state[S_CONNECTIONS], MANY)
+        reads = integers_at(state[S_READS], READS_MAX * E_WIDTH)
         for k in range(state[R_ANSWERED], state[R_READS]):
             read = k * E_WIDTH
             size = reads[read + E_OUT_BYTES]
@@ -678,7 +648,7 @@ if AVAILABLE:
                 continue
             connection = reads[read + E_ROW]
             fd = np.int32(connections[connection + C_FD])
-            sent = _send(fd, state[S_OUT] + reads[read + E_OUT], size, np.int32(_NO_WAIT | _NO_SIGNAL))
+            sent = send_to(fd, state[S_OUT] + reads[read + E_OUT], size, np.int32(NO_WAIT | NO_SIGNAL))
             connections[connection + C_WAITING] -= reads[read + E_COUNTED]
             reads[read + E_SENT] = max(sent, 0)
             connections[connection + C_SENT] += max(sent, 0)
@@ -698,12 +668,12 @@ if AVAILABLE:
         for k in range(R_READS, S_LENGTH):
             state[k] = 0
         if state[S_EPOLL] < 0:
-            reads = _integers_at(state[S_READS], READS_MAX * E_WIDTH)
+            reads = integers_at(state[S_READS], READS_MAX * E_WIDTH)
             reads[E_ROW] = state[S_ROW]
             reads[E_AT] = state[S_AT]
             reads[E_BYTES] = state[S_SIZE]
             state[R_READS] = 1
-            _serve_read(state, _bytes_at(state[S_INPUT], _MANY), 0)
+            _serve_read(state, bytes_at(state[S_INPUT], MANY), 0)
             _write_records(state)
             return state[R_FRAMES]
         while True:

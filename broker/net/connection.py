@@ -42,6 +42,7 @@ from ..requests.broker import Broker
 from ..requests.connected_client import ConnectedClient, ResponseQueue, encode_error
 from ..requests.request import DeferredRequests, KeptHeaders, Request
 from ..requests.short_sends import ENTER_AFTER
+from ..requests.short_way import ShortWay
 from ..security.users import FRAME_BYTES_MAX as UNKNOWN_FRAME_BYTES_MAX
 from ..security.users import User, not_authenticated
 
@@ -103,7 +104,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         (
             "arrived authenticate_by broker bytes_in close_by deferred ending enter_after frame_bytes frames_in "
             "half_since handlers idle_since lingering memory number on_lost opened_ms parser peer reading reads "
-            "reads_seen repeated responses stops transport write_level write_since"
+            "reads_seen repeated responses short_way stops transport write_level write_since"
         ).split()
     )
 
@@ -126,6 +127,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.frame_bytes = 0
         """Size of the frame that is being handled, including its length field."""
         self.stops = 0
+        self.short_way: tuple[ShortWay, int] | None = None
+        """The short way that it entered last, and its place there."""
         self.enter_after = ENTER_AFTER
         """Number of reads that a kernel must have served in sequence before it reads this connection itself."""
         self.reading = True
@@ -161,32 +164,32 @@ class ClientConnection(asyncio.BufferedProtocol):
             if self.repeated.served > self.enter_after and not self.responses.unflushed:
                 self._enter_short_way()
 
-    # ---- the short way of PRODUCE: see ``requests.short_sends`` ----
+    # ---- the short ways: see ``requests.short_sends`` and ``requests.short_pops`` ----
 
     def _enter_short_way(self) -> None:
-        """Let the kernel read this connection, if nothing is against it."""
-        short_sends = self.broker.short_sends
-        assert short_sends is not None, "it has served frames"
+        """Let a kernel read this connection, if nothing is against it."""
         self.repeated.served = 0
         if self.stops or self.ending or not self.reading or not self.parser.is_settled() or self.broker.tls is not None:
             return
-        if short_sends.enter(self.repeated.place, self):
+        way, place = self.repeated.short_way()
+        if way.enter(place, self):
+            self.short_way = way, place
             self.responses.leave_short_way = self._leave_short_way
             self.reading = False
             self.transport.pause_reading()
 
     def _leave_short_way(self) -> None:
-        short_sends = self.broker.short_sends
-        assert short_sends is not None, "it has entered"
-        short_sends.leave(self.repeated.place, self)
+        assert self.short_way is not None, "it has entered"
+        way, place = self.short_way
+        way.leave(place, self)
         self.left_short_way(b"")
 
     def settle(self, since: float) -> None:
         """Take over what the kernel has counted; leave the short way if answers have waited since before ``since``."""
-        short_sends = self.broker.short_sends
-        if short_sends is not None and self.responses.leave_short_way is not None:
-            short_sends.settle(self.repeated.place, self)
-            if short_sends.waits_since(self.repeated.place) < since:
+        if self.short_way is not None and self.responses.leave_short_way is not None:
+            way, place = self.short_way
+            way.settle(place, self)
+            if way.waits_since(place) < since:
                 self._leave_short_way()
 
     def left_short_way(self, data: bytes) -> None:
@@ -257,7 +260,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         incomplete = False
         responses.running = True
         responses.turn_began = began = time.monotonic()
-        self.broker.dispatch.sharing.turn(self, began)
+        if not self.peer.follower:  # or its reports would make a single producer one of several
+            self.broker.dispatch.sharing.turn(self, began)
         try:
             while not self.stops and (begin := parser.start) != parser.end:
                 if repeated.headers and (served := repeated.handle(self, began)):

@@ -54,7 +54,8 @@ after this time."""
 def sweep(connection: ClientConnection, now: float) -> None:
     """Check all timeouts of one connection. ``now``: seconds of the loop's clock."""
     limits = connection.broker.limits
-    connection.settle(_flush_deadline(connection))
+    if connection.responses.leave_short_way is not None:
+        connection.settle(_flush_deadline(connection))
     if connection.reads != connection.reads_seen:
         connection.reads_seen = connection.reads
         connection.idle_since = now
@@ -159,6 +160,8 @@ REFUSAL_LOGGED_S = 1.0
 """Minimum time between two log lines about refused connections, which may come by the thousand."""
 SWEEP_S = (0.05, 1.0)
 """Minimum and maximum time between two checks of all connections for expired timeouts."""
+SWEPT_A_TURN = 256
+"""Number of connections that are checked in one turn of the loop, which takes a fraction of a millisecond."""
 
 _BROKEN_LISTENER = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK})
 """Errors of accept() after which a retry is pointless."""
@@ -238,6 +241,8 @@ class Server:
         self._connections_max = 0
         self._descriptors_max = 0
         self._sweep_s = 0.0
+        self._unswept: list[ClientConnection] = []
+        """Connections whose timeouts are still to be checked in this round."""
         self._sweep_timer: asyncio.TimerHandle | None = None
         users = broker.authenticator.users if broker.authenticator is not None else None
         self._users_generation = users.generation if users is not None else 0
@@ -414,8 +419,9 @@ class Server:
 
     def _free_descriptors(self) -> bool:
         """Free the second descriptors that connections have, if there are any; return whether there were."""
-        short_sends = self._broker.short_sends
-        return short_sends is not None and short_sends.leave_all()
+        ways = (self._broker.short_sends, self._broker.short_pops)
+        left = [way.leave_all() for way in ways if way is not None]
+        return any(left)
 
     async def _connect(self, sock: socket.socket, host: str, port: int, listener: Listener) -> None:
         connection = listener.connect(self._broker, (host, port), self._lost)
@@ -493,12 +499,22 @@ class Server:
         loop = self._broker.loop
         # First, so that the checks continue, whatever one of them does.
         self._sweep_timer = loop.call_later(self._sweep_s, self._sweep)
-        now = loop.time()
         self._broker.sequences.expire(time.monotonic())
         self._broker.store.clock.now_ms()  # detects a change of the system clock soon, also on an idle broker
         self.look_at_files()
-        for connection in list(self._connections):
-            sweep(connection, now)
+        if not self._unswept:
+            self._unswept = list(self._connections)
+            self._sweep_some()
+
+    def _sweep_some(self) -> None:
+        """Check some connections, and the others in later turns of the loop: thousands at once would stall it."""
+        now = self._broker.loop.time()
+        some, self._unswept = self._unswept[:SWEPT_A_TURN], self._unswept[SWEPT_A_TURN:]
+        if self._unswept:
+            self._broker.loop.call_soon(self._sweep_some)
+        for connection in some:
+            if connection in self._connections:
+                sweep(connection, now)
 
     def _audit_users(self, users: list[User], by: ConnectedClient | None) -> None:
         """Write to the audit log what changed in the users' file, and who changed it if that is known."""

@@ -8,6 +8,7 @@ had not been looked at.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from ...protocol.commands import ProduceRequest, PullRequest
 from ...protocol.frames import REQUEST
@@ -30,6 +31,12 @@ HEADER_BYTES_MAX = 2_048
 """Longest header that is kept."""
 COMMON_BYTES_MAX = 1_024
 """Longest properties of a message that takes the short way."""
+
+
+if TYPE_CHECKING:
+    from ...protocol.frames import Frame
+    from ..requests.short_pops import PackedFields, Settling, Wish
+    from ..requests.short_way import ShortWay
 
 
 class _Header:
@@ -97,6 +104,15 @@ class RepeatedSends:
 
     def keep_pull(self, request: Request, params: PullRequest) -> None:
         """Do nothing: the pulls of RocketMQ's clients are decoded each time."""
+
+    def pop_fields(self, frame: Frame, count_name: str) -> None:
+        """Return None, as for pulls."""
+
+    def keep_pops(self, fields: PackedFields, purpose: Wish | Settling) -> None:
+        raise AssertionError("no fields are kept")
+
+    def short_way(self) -> tuple[ShortWay, int]:
+        raise AssertionError("no frame is served by a kernel")
 
     def handle(self, connection: FrameSource, began: float) -> bool:
         """Append and acknowledge the frame at the start of the connection's parser; return False if it did nothing."""

@@ -28,10 +28,12 @@ from ..delivery.topic_changes import TopicChanges, TopicService
 from ..delivery.transactions.checks import TransactionalMessageCheckService
 from ..delivery.transactions.service import TransactionalMessageService
 from ..delivery.writer import RecordWriter
+from ..kernels import short_pops as short_pops_kernel
 from ..kernels import short_sends as short_sends_kernel
 from ..security.users import AccessTable
 from .counters import Counters, NextQueues
 from .dispatch import DispatchScheduler
+from .short_pops import ShortPops
 from .short_sends import ShortSends
 
 if TYPE_CHECKING:
@@ -183,12 +185,16 @@ class Broker:
         self.connections = 0
         self.short_sends: ShortSends | None = None
         """The short way of PRODUCE frames; None where there is none, and as long as its kernels are not compiled."""
-        self.begin_short_sends()
+        self.short_pops: ShortPops | None = None
+        """The short way of POP_MESSAGE and ACK_MESSAGE frames, likewise."""
+        self.begin_short_ways()
 
-    def begin_short_sends(self) -> None:
-        """Begin the short way of PRODUCE frames, unless it has begun, if its kernels are compiled by now."""
+    def begin_short_ways(self) -> None:
+        """Begin each short way, unless it has begun, if its kernels are compiled by now."""
         if self.short_sends is None and short_sends_kernel.is_ready():
             self.short_sends = ShortSends(self)
+        if self.short_pops is None and short_pops_kernel.is_ready():
+            self.short_pops = ShortPops(self)
 
     def _create_delivery(self) -> None:
         """Create what happens to messages beyond storing and reading them; each part uses some of those before it."""
@@ -301,5 +307,7 @@ class Broker:
     def _access_changed(self) -> None:
         if self.short_sends is not None:
             self.short_sends.retire_all()
+        if self.short_pops is not None:
+            self.short_pops.retire_all()
         self.holds.wake_all()
         self.pops.check_again()

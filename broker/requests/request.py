@@ -22,7 +22,7 @@ from ..background.loop_work import called_back
 from ..config import BUSY_RETRY_AFTER_MS
 from ..security.audit import Author
 from ..store import InArchive, WouldBlock
-from .connected_client import encode_error
+from .connected_client import encode_error, nothing
 
 if TYPE_CHECKING:
     from ...protocol.commands import Command, ProduceRequest, PullRequest
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from ..store import TopicConfig
     from .broker import Broker
     from .connected_client import Bytes, ConnectedClient, ResponseQueue
+    from .short_pops import PackedFields, Settling, Wish
+    from .short_way import ShortWay
 
 
 # ---- Deferred requests of one connection: they wait for the dispatch, the disk, messages, or the client to
@@ -110,6 +112,7 @@ class DeferredRequests:
         for waits in self.cold_waiting:
             waits.cancel()
         self.cold_waiting.clear()
+        self.on_progress = nothing  # as in ``ResponseQueue.discard``
 
     def holds_many(self) -> bool:
         """Return whether many pulls of this connection are held."""
@@ -184,19 +187,17 @@ Instead: TypeAlias = Callable[[], None] | None
 
 _NO_BODY = bytearray()
 _KEPT_FIELDS = ("group", "topic", "transaction_id", "parked", "drop")
-"""Fields of a refused request that the audit log needs."""
+"""PackedFields of a refused request that the audit log needs."""
 RESPONSE_HEAD_BYTES_MAX = 4096
 """Upper bound for the part of a response before its body."""
 
 
 class KeptHeaders(Protocol):
-    """The headers of a connection's PRODUCE and PULL frames that later frames may repeat.
+    """The headers of a connection's frames that later frames may repeat.
 
-    ``place``: of the connection in ``ShortSends``; -1 if it has none. ``served``: number of reads in sequence with
-    nothing but frames that a kernel has served.
+    ``served``: number of reads in sequence with nothing but frames that a kernel has served, or would serve.
     """
 
-    place: int
     served: int
 
     def __init__(self, broker: Broker) -> None: ...
@@ -219,6 +220,15 @@ class KeptHeaders(Protocol):
 
         ``params`` may have changed since.
         """
+
+    def pop_fields(self, frame: Frame, count_name: str) -> PackedFields | None:
+        """Return the fields of a POP_MESSAGE or ACK_MESSAGE for ``keep_pops``; None if they cannot be kept."""
+
+    def keep_pops(self, fields: PackedFields, purpose: Wish | Settling) -> None:
+        """Keep the fields of a frame that a broker in no replica set has accepted."""
+
+    def short_way(self) -> tuple[ShortWay, int]:
+        """Return the short way that has served frames of the connection, and its place there."""
 
 
 class FrameSource(Protocol):

@@ -29,8 +29,6 @@ any other response on the connection, a slow reader    the connection leaves
 from __future__ import annotations
 
 import math
-import os
-import select
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
@@ -39,7 +37,8 @@ import numpy as np
 
 from ..int_table import IntTable
 from ..kernels import short_sends as kernel
-from ..store import Appended, descriptors_max, store_descriptors
+from ..store import Appended
+from .short_way import KernelBuffer, ShortWay
 
 if TYPE_CHECKING:
     import asyncio
@@ -55,11 +54,10 @@ if TYPE_CHECKING:
     from .connected_client import ResponseQueue
     from .counters import Counters, NextQueues
     from .dispatch import DispatchScheduler
+    from .short_way import ShortConnection
 
 ENTER_AFTER = 4
 """Number of reads with nothing but served frames after which a connection enters."""
-STAY_OUT = 64
-"""Number of such reads more that it takes after it has left."""
 
 
 class SendParts(Protocol):
@@ -79,20 +77,6 @@ class SendParts(Protocol):
     sync: bool
 
 
-class ShortConnection(Protocol):
-    """A connection as the short way needs it."""
-
-    transport: asyncio.Transport
-    responses: ResponseQueue
-    enter_after: int
-    frames_in: int
-    bytes_in: int
-    reads: int
-
-    def left_short_way(self, data: bytes) -> None:
-        """Read again, after these bytes, which arrived before."""
-
-
 class ShortHead:
     """A head that was accepted before. Its row in the table of heads refers to the arrays here."""
 
@@ -104,17 +88,6 @@ class ShortHead:
         self.key = params.unique_prefix, params.topic
         self.fixed = np.frombuffer(fixed, np.uint8)
         self.batch = store.commitlog.repeated_batch()
-
-
-class KernelBuffer:
-    """A buffer of integers, or of bytes, that a kernel knows by its address."""
-
-    __slots__ = ("address", "array", "values")
-
-    def __init__(self, array: np.ndarray) -> None:
-        self.array = array
-        self.values = array.data
-        self.address = array.ctypes.data
 
 
 class WaitingAnswers:
@@ -135,17 +108,15 @@ class WaitingAnswers:
         self.out = KernelBuffer(sends.out.array[: state[kernel.R_OUT]].copy())
 
 
-class ShortSends:
+class ShortSends(ShortWay):
     """The short way of one broker. Belongs to the event loop."""
 
     def __init__(self, parts: SendParts) -> None:
+        super().__init__(parts.loop)
         self._parts = parts
-        self.connections = IntTable(kernel.C_WIDTH)
         self.heads = IntTable(kernel.HEAD_WIDTH)
         self._heads: dict[int, ShortHead] = {}
         self._by_topic: dict[str, set[ShortHead]] = {}
-        self._entered: dict[int, ShortConnection] = {}
-        """The connections that the kernel reads, by their place."""
         self._answers: deque[WaitingAnswers] = deque()
         """Answers that wait for a flush, in the order of the log."""
         self._array = np.zeros(kernel.S_LENGTH, np.int64)
@@ -160,7 +131,6 @@ class ShortSends:
         self._answer = KernelBuffer(np.frombuffer(bytearray(kernel.ANSWER), np.uint8))
         self._slots = KernelBuffer(np.zeros(kernel.READS_MAX * kernel.SLOT_BYTES, np.uint8))
         self._events = KernelBuffer(np.zeros(kernel.READS_MAX * kernel.EVENT_BYTES, np.uint8))
-        self._places = KernelBuffer(np.zeros(1024, np.int64))
         self._input = KernelBuffer(np.zeros(1, np.uint8))
         self._is_unsent = False
         """The answers of the present turn that need not wait are still to be sent."""
@@ -177,12 +147,8 @@ class ShortSends:
             (kernel.S_FRAMES, self.frames),
             (kernel.S_REPORTS, self._reports),
             (kernel.S_TOUCHED, self._touched),
-            (kernel.S_PLACES, self._places),
         ):
             self.state[slot] = table.address
-        self._descriptors_max = descriptors_max() - store_descriptors()
-        """Number of descriptors that the store leaves for connections."""
-        self._epoll = select.epoll()
         self._read()
         store = parts.store
         store.topics.on_change, store.append_offsets.on_move = self.retire_topic, self._moved
@@ -202,14 +168,7 @@ class ShortSends:
         values[place + kernel.HEAD_TEXTS] = head.batch.texts.ctypes.data
         values[place + kernel.HEAD_QUEUE] = params.queue
         values[place + kernel.HEAD_SYNC] = params.flush == "sync"
-        # The heads of a connection form a ring.
-        rows = self.connections.values
-        values[place + kernel.HEAD_NEXT] = place
-        if rows[connection + kernel.C_HEADS]:
-            before = rows[connection + kernel.C_HEAD] + kernel.HEAD_NEXT
-            values[place + kernel.HEAD_NEXT], values[before] = values[before], place
-        rows[connection + kernel.C_HEAD] = place
-        rows[connection + kernel.C_HEADS] += 1
+        self._add_to_ring(connection, values, place)
         self.renew(head, config)
         return head
 
@@ -425,58 +384,13 @@ class ShortSends:
 
     # ---- the turn of the connections that have entered ----
 
-    def enter(self, place: int, connection: ShortConnection) -> bool:
-        """Read a connection from now on, whose transport reads no more; return False if that is not possible."""
-        sock = connection.transport.get_extra_info("socket")
-        if sock is None or connection.transport.get_write_buffer_size() or connection.responses.unflushed:
-            return False
-        try:
-            # Of its own, so that the number stays this connection's until it has left, whatever its transport does.
-            fd = os.dup(sock.fileno())
-        except OSError:
-            return False
-        if fd >= self._descriptors_max // 2:  # the others are for more clients
-            os.close(fd)
-            return False
-        if fd >= len(self._places.array):
-            places = np.zeros(2 * fd, np.int64)
-            places[: len(self._places.array)] = self._places.array
-            self._places = KernelBuffer(places)
-            self.state[kernel.S_PLACES] = self._places.address
-        self._places.values[fd] = place
-        rows = self.connections.values
-        rows[place + kernel.C_FD] = fd
-        for column in (kernel.C_WAITING, kernel.C_FRAMES, kernel.C_BYTES, kernel.C_READS):
-            rows[place + column] = 0
-        self._entered[place] = connection
-        self._epoll.register(fd, select.EPOLLIN)
-        return True
-
     def leave(self, place: int, connection: ShortConnection, unsent: bytes = b"") -> None:
         """Read a connection no more; its transport sends its answers from now on, ``unsent`` first."""
-        fd = self.connections.values[place + kernel.C_FD]
-        del self._entered[place]
-        connection.responses.leave_short_way = None
-        connection.enter_after = STAY_OUT
-        self._epoll.unregister(fd)
-        os.close(fd)
-        self.settle(place, connection)
-        responses = connection.responses
         if self._is_unsent:
             unsent += self._not_sent(place)
-        if unsent:
-            responses.bytes_out += len(unsent)
-            connection.transport.write(unsent)
+        super().leave(place, connection, unsent)
         for answers in self._answers:
             self._hand_over(answers, place, connection)
-
-    def leave_all(self) -> bool:
-        """Let all connections leave, because descriptors are short; return whether there was one."""
-        entered = list(self._entered.items())
-        for place, connection in entered:
-            self.leave(place, connection)
-            connection.left_short_way(b"")
-        return bool(entered)
 
     def _hand_over(self, answers: WaitingAnswers, place: int, connection: ShortConnection) -> None:
         """Move a connection's part of waiting answers to its own queue of responses."""
@@ -518,16 +432,6 @@ class ShortSends:
                 return bytes(self.out.values[at : at + size])
         return b""
 
-    def settle(self, place: int, connection: ShortConnection) -> None:
-        """Add what the kernel has counted for a connection to the connection's own counters."""
-        rows = self.connections.values
-        connection.frames_in += rows[place + kernel.C_FRAMES]
-        connection.bytes_in += rows[place + kernel.C_BYTES]
-        connection.reads += rows[place + kernel.C_READS]
-        connection.responses.bytes_out += rows[place + kernel.C_SENT]
-        for column in (kernel.C_FRAMES, kernel.C_BYTES, kernel.C_READS, kernel.C_SENT):
-            rows[place + column] = 0
-
     def waits_since(self, place: int) -> float:
         """Return when the oldest waiting answer arrived, perhaps another connection's; infinity if none of this one
         waits."""
@@ -535,17 +439,13 @@ class ShortSends:
             return math.inf
         return self._answers[0].began
 
-    def _read(self) -> None:
-        """Have ``_turn`` called whenever a connection is ready."""
-        if not self._epoll.closed:
-            self._parts.loop.add_reader(self._epoll.fileno(), self._turn)
-
     def _turn(self) -> None:
         """Serve the connections that are ready."""
         state, parts = self.state, self._parts
         began = time.monotonic()
         self._begin(began)
         state[kernel.S_CONNECTIONS] = self.connections.address
+        state[kernel.S_PLACES] = self._places.address
         state[kernel.S_EPOLL] = self._epoll.fileno()
         state[kernel.S_INPUT] = self._slots.address
         state[kernel.S_WAITING_MAX] = parts.limits.connection_in_flight_bytes_max
@@ -655,8 +555,3 @@ class ShortSends:
                 place, at = reads[read + kernel.E_ROW], reads[read + kernel.E_AT]
                 left.append((place, self._entered[place], bytes(self._slots.values[at + taken : at + max(size, 0)])))
         return left
-
-    def close(self) -> None:
-        """Stop reading; all connections have left."""
-        self._parts.loop.remove_reader(self._epoll.fileno())
-        self._epoll.close()

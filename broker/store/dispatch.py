@@ -20,7 +20,7 @@ from ..kernels import dispatch, sequences
 from ..kernels import dispatch as kernel
 from .derivation import Derivation, may_be_queue
 from .errors import CorruptLog, DamagedRecord
-from .queues import UNIT_DTYPE, ConsumeQueue, is_filling
+from .queues import GATHERED_UNITS_MAX, UNIT_DTYPE, ConsumeQueue, is_filling
 from .tables.store_state import FOREVER, Snapshot
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 # One ``step`` makes one kernel call over a chunk of the log and writes the units and entries that it found.
 # Only the owner of reput calls it.
 
+GATHER_RUNS_MIN = 16
+"""Number of queues from which on a step's units wait in memory; with fewer, units are in the files at once."""
 GAP_MAX = 10_000_000
 """Maximum jump of a queue's offsets that counts as lost messages; a larger one is damage."""
 
@@ -125,11 +127,16 @@ class Dispatcher:
         """Write the units and entries of a kernel call; if the disk is full, keep the rest for the next step."""
         self._unfinished = work
         rows, runs, grouped = self._queues.rows, work.runs, self._derivation.grouped
+        gather_below = GATHERED_UNITS_MAX if len(runs) >= GATHER_RUNS_MIN * kernel.RUN_ROW else 0
         # Plain indexing instead of a row for each run: with many topics, this runs once for each message.
         while (at := work.runs_at) < len(runs):
             queue = rows[runs[at]]
-            begin = runs[at + kernel.U_FIRST] * UNIT_BYTES
-            queue.append(grouped[begin : begin + runs[at + kernel.U_COUNT] * UNIT_BYTES])
+            begin, count = runs[at + kernel.U_FIRST] * UNIT_BYTES, runs[at + kernel.U_COUNT]
+            units = grouped[begin : begin + count * UNIT_BYTES]
+            if count < gather_below:
+                queue.gather(units)
+            else:
+                queue.append(units)
             work.result.append((queue.topic, queue.queue_id, queue.max_offset))
             work.runs_at = at + kernel.RUN_ROW
         for done in self._index.put(self._derivation.keys, work.keys, work.keys_done):
@@ -243,18 +250,23 @@ class DerivedFiles:
         self._syncing = threading.Lock()
         """Held while queues and index are synced, or their oldest files are deleted."""
 
-    def sync(self) -> None:
-        """Sync queues, index and the checkpoint, so that less is dispatched again after a crash. Blocks."""
-        with self._syncing:
-            self._sync()
+    def sync(self) -> bool:
+        """Sync queues, index and the checkpoint, so that less is dispatched again after a crash. Blocks.
 
-    def _sync(self) -> int:
-        """Sync, and return the physical offset below which log, queues and index are on disk."""
+        Returns False, syncing nothing, if the disk has no room for units that wait in memory.
+        """
+        with self._syncing:
+            return self._sync()
+
+    def _sync(self) -> bool:
         # All values are read before the syncs, which therefore cover everything that they describe.
         taken = self.snapshot()
         store_ms = self._dispatcher.last_store_ms
         flushed = self._commitlog.flushed_offset
         dispatched = min(self._dispatcher.reput_offset, flushed)
+        if not self._fits(self._queues.write_out):
+            log.warning("the disk has no room for %s; the last units wait in memory", self._queues.folder)
+            return False
         self._queues.sync()
         self._index.sync()
         # A snapshot is valid once all records that it covers are flushed and dispatched: the new one if the store is
@@ -270,7 +282,7 @@ class DerivedFiles:
         self._checkpoint.dispatched(flushed, dispatched, store_ms, self._index.full_end_ms)
         # Only dispatch reads these files through their maps, and it is past them.
         self._commitlog.release_below(dispatched)
-        return dispatched
+        return True
 
     def expire(self, count: int) -> int:
         """Delete the oldest ``count`` CommitLog files, and the queue and index files that refer only to them.
@@ -284,7 +296,9 @@ class DerivedFiles:
         with self._syncing:
             # A queue's next offset follows only from its units until the snapshot has it. So the units must be on disk,
             # and the offset in the snapshot, before the records go.
-            if self._sync() < log_start:
+            # Without room for it, what the last sync put on disk may be enough.
+            self._sync()
+            if self._checkpoint.dispatched_offset < log_start:
                 return 0
             index_count = self._index.expired(log_start)
             index_names = [file.path.name for file in self._index.files[index_count:]]
@@ -315,7 +329,7 @@ class DerivedFiles:
 
     @staticmethod
     def _fits(write: Callable[[], None]) -> bool:
-        """Write a small file; return False if the disk is full, which must not stop the broker."""
+        """Write; return False if the disk is full, which must not stop the broker."""
         try:
             write()
         except OSError as error:

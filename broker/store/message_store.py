@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -241,7 +242,8 @@ class MessageStore:
                 self.flush()
                 while self.dispatcher.reput_offset < self.commitlog.write_offset:
                     self.dispatch(self.commitlog.write_offset)
-                self.sync_derived()
+                if not self.sync_derived():
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.queues.folder))
                 for table in (self.topics, self.consumer_offsets, self.groups):
                     if table.dirty:
                         table.persist()
@@ -414,9 +416,12 @@ class MessageStore:
         """Dispatch one chunk of the log; see ``Dispatcher.step``. ``chunk_bytes`` 0 means ``REPUT_CHUNK_BYTES``."""
         return self.dispatcher.step(end_offset, chunk_bytes or REPUT_CHUNK_BYTES)
 
-    def sync_derived(self) -> None:
-        """Sync queues, index and the checkpoint, so that less is dispatched again after a crash. Blocks."""
-        self._derived.sync()
+    def sync_derived(self) -> bool:
+        """Sync queues, index and the checkpoint, so that less is dispatched again after a crash. Blocks.
+
+        Returns False, syncing nothing, if the disk has no room for units that wait in memory.
+        """
+        return self._derived.sync()
 
     def expire(self, count: int) -> int:
         """Delete the oldest ``count`` CommitLog files; return the deleted bytes. One thread at a time."""

@@ -61,6 +61,21 @@ class KeptEnd(NamedTuple):
     end: int
 
 
+GATHERED_UNITS_MAX = 32
+"""Number of units of a queue that wait in memory before they are written together. With thousands of queues in use,
+each would otherwise cost a system call for each message, and often the opening of its file."""
+
+
+class Gathered:
+    """Units from queue offset ``first`` on that are not in the file yet, or not all of them."""
+
+    __slots__ = ("first", "units")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.units = bytearray()
+
+
 class ConsumeQueue:
     """One queue's units, in files of ``file_bytes``.
 
@@ -70,8 +85,8 @@ class ConsumeQueue:
 
     __slots__ = tuple(
         (
-            "_dirty _empty_file _files _kept _open_files file_bytes files folder folder_dirty max_offset min_hint "
-            "queue_id row start_offset totals topic"
+            "_dirty _empty_file _files _gathered _kept _open_files _written file_bytes files folder folder_dirty "
+            "max_offset min_hint queue_id row start_offset totals topic"
         ).split()
     )
 
@@ -99,6 +114,10 @@ class ConsumeQueue:
         """Result of the last count, for as long as nothing changes."""
         self._dirty: set[int] = set()
         self.folder_dirty = False
+        self._gathered: Gathered | None = None
+        """Units that ``gather`` took. Only the owner of reput adds to it, or replaces it once its units are written."""
+        self._written = 0
+        """Queue offset below which ``write_out`` has written gathered units; they stay until the owner writes too."""
 
     @property
     def dirty(self) -> bool:
@@ -229,8 +248,11 @@ class ConsumeQueue:
 
     @property
     def end_byte(self) -> int:
-        """Position in the queue at which the last file ends, in bytes."""
-        return max(list(self._files), default=-self.file_bytes) + self.file_bytes
+        """Position in the queue at which the last file ends, or will end once all units are written, in bytes."""
+        end = max(list(self._files), default=-self.file_bytes) + self.file_bytes
+        if self._gathered is not None:
+            end = max(end, -(-self.max_offset * UNIT_BYTES // self.file_bytes) * self.file_bytes)
+        return end
 
     def size(self) -> tuple[int, int]:
         """Return the number of files, and the bytes of units in them."""
@@ -249,7 +271,19 @@ class ConsumeQueue:
         if kept is not None and kept.at <= at and at + count * UNIT_BYTES <= kept.end:
             held = bytearray(kept.held[at - kept.at : at - kept.at + count * UNIT_BYTES])
             return held.ljust(count * UNIT_BYTES, b"\0")
-        buffer = bytearray(count * UNIT_BYTES)
+        gathered = self._gathered
+        if gathered is not None and queue_offset + count > gathered.first:
+            from_file = min(max(gathered.first - queue_offset, 0), count)
+            held = self._read(at, from_file * UNIT_BYTES, hot=hot)
+            if len(held) == from_file * UNIT_BYTES:
+                begin = max(queue_offset - gathered.first, 0) * UNIT_BYTES
+                held += gathered.units[begin : begin + (count - from_file) * UNIT_BYTES]
+            return held
+        return self._read(at, count * UNIT_BYTES, hot=hot)
+
+    def _read(self, at: int, size: int, *, hot: bool) -> bytearray:
+        """Return the bytes of whole units at a position from the files."""
+        buffer = bytearray(size)
         view = memoryview(buffer)
         done = 0
         while done < len(buffer):
@@ -257,14 +291,14 @@ class ConsumeQueue:
             file = self._file(start)
             if file is None:
                 break
-            size = min(len(buffer) - done, start + self.file_bytes - at)
-            got = self.files.read(file.fd, view[done : done + size], at - start, wait=not hot)
-            if got < size:
+            part = min(len(buffer) - done, start + self.file_bytes - at)
+            got = self.files.read(file.fd, view[done : done + part], at - start, wait=not hot)
+            if got < part:
                 if hot:
                     raise WouldBlock
                 break
-            done += size
-            at += size
+            done += part
+            at += part
         return buffer if done == len(buffer) else buffer[: done - done % UNIT_BYTES]
 
     def unit(self, queue_offset: int, *, hot: bool) -> tuple[int, int, int]:
@@ -281,6 +315,8 @@ class ConsumeQueue:
 
     def append(self, units: memoryview) -> None:
         """Write units at ``max_offset``, then publish them. Raises OSError ENOSPC, publishing nothing."""
+        if self._gathered is not None:
+            self._write_gathered(self._gathered)
         at = self.max_offset * UNIT_BYTES
         start = at - at % self.file_bytes
         file = self._files.get(start)
@@ -294,6 +330,27 @@ class ConsumeQueue:
         else:
             self.write_at(self.max_offset, units)
         self.max_offset += len(units) // UNIT_BYTES
+
+    def gather(self, units: memoryview) -> None:
+        """Publish units as ``append`` does, but write them only together with later ones, or in ``write_out``.
+
+        Until then they are only in memory, where readers find them: after a crash, the start derives them again from
+        the log, as it does with units that were written but not synced. Raises OSError ENOSPC, publishing nothing.
+        """
+        gathered = self._gathered
+        if gathered is None:
+            gathered = self._gathered = Gathered(self.max_offset)
+        elif len(gathered.units) + len(units) > GATHERED_UNITS_MAX * UNIT_BYTES:
+            self._write_gathered(gathered)
+            gathered = self._gathered = Gathered(self.max_offset)
+        gathered.units += units
+        self.max_offset += len(units) // UNIT_BYTES
+
+    def _write_gathered(self, gathered: Gathered) -> None:
+        """Write the gathered units; from then on readers read them from the file."""
+        # A copy, because an error holds what was to be written, and what is held cannot grow.
+        self.write_at(gathered.first, memoryview(bytes(gathered.units)))
+        self._gathered = None
 
     def write_at(self, queue_offset: int, units: memoryview) -> None:
         """Write units without publishing them."""
@@ -343,6 +400,8 @@ class ConsumeQueue:
     def truncate(self, queue_offset: int) -> None:
         """End the queue at ``queue_offset``: zero the units after it and delete whole files after it. For recovery."""
         end = queue_offset * UNIT_BYTES
+        if self._gathered is not None:
+            self._write_gathered(self._gathered)
         self._remove_empty()
         kept = self._kept
         if kept is not None and kept.at + len(kept.held) <= end and kept.end - self.file_bytes < end <= kept.end:
@@ -363,6 +422,7 @@ class ConsumeQueue:
         self._remove_empty()
         for start in sorted(self._files, reverse=True):
             self._remove(start)
+        self._gathered, self._written = None, 0
         self.max_offset = self.start_offset = self.min_hint = 0
 
     def _remove_empty(self) -> None:
@@ -399,6 +459,15 @@ class ConsumeQueue:
             gone += 1
         return gone
 
+    def write_out(self) -> None:
+        """Write units that wait in memory, for ``sync``. May run beside the owner. Raises OSError ENOSPC."""
+        gathered = self._gathered
+        if gathered is not None and self._written < self.max_offset:
+            # A copy, because the owner may be adding. It may be writing the same bytes at the same time, too.
+            units = bytes(gathered.units)
+            self.write_at(gathered.first, memoryview(units))
+            self._written = gathered.first + len(units) // UNIT_BYTES
+
     def sync(self) -> None:
         """Put written units on disk. May run beside the owner, whose new units then wait for the next call."""
         if self.folder_dirty:
@@ -420,7 +489,9 @@ class ConsumeQueue:
                 raise
 
     def close(self) -> None:
-        self._empty_file = self._kept = None
+        """Close the files. Units that are only in memory are dropped: ``write_out`` writes them."""
+        self._empty_file = self._kept = self._gathered = None
+        self._written = 0
         for start in list(self._files):
             file = self._leave(start)
             if file is not None:
@@ -753,8 +824,13 @@ class ConsumeQueueTable:
         queue.max_offset = queue.start_offset = queue.min_hint = 0
         self.sync_row(queue)
 
+    def write_out(self) -> None:
+        """Write all units that wait in memory. Raises OSError ENOSPC."""
+        for queue in self:
+            queue.write_out()
+
     def sync(self) -> None:
-        """Put every changed queue on disk."""
+        """Put every queue that was written on disk."""
         folders = set()
         for queue in self:
             # Read before ``queue.sync`` clears it: the entries of a new queue's parent folders must be on disk too.

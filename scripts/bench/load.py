@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgpack
 
 from flintmq.protocol.commands import LAYOUT_COLUMNS, LAYOUT_ROWS, PRODUCE
-from flintmq.protocol.frames import REQUEST, encode_frame
+from flintmq.protocol.frames import REQUEST, ProduceHead, encode_frame
 from flintmq.protocol.storage.record import PROPERTY_KEYS, unique_counter_start, unique_key, unique_prefix
 
 from .raw import RawClient
@@ -49,10 +49,13 @@ def columns(count: int, body_bytes: int = BODY_BYTES, first: int = 0) -> Columns
 class FramePacker:
     """A packer of PRODUCE frames that acts as one producer: unique keys consist of its prefix and a counter.
 
-    Its frames go to ``topics``, and to the queues of each, in turn.
+    Its frames go to ``topics``, and to the queues of each, in turn. ``as_sdk``: with the fields in the SDK's order.
     """
 
-    def __init__(self, seed: str, topics: Sequence[str] = (TOPIC,), queues: int = QUEUES) -> None:
+    def __init__(
+        self, seed: str, topics: Sequence[str] = (TOPIC,), queues: int = QUEUES, *, as_sdk: bool = False
+    ) -> None:
+        self._as_sdk = as_sdk
         self._topics = topics
         self._queues = queues
         self._prefix = unique_prefix(_LOOPBACK, 1, seed.encode())
@@ -75,6 +78,11 @@ class FramePacker:
 
     def _frame(self, layout: int, count: int, body: bytes) -> bytes:
         self._number += 1
+        if self._as_sdk:
+            topic, queue = self._topics[self._number % len(self._topics)], self._number % self._queues
+            head = ProduceHead(topic, queue, layout, "", "", self._prefix)
+            first, self._counter = self._counter, self._counter + count
+            return head.encode(self._number, count, first, time.time_ns() // 1_000_000, len(body)) + body
         fields = {
             "topic": self._topics[self._number % len(self._topics)],
             "queue": self._number % self._queues,
@@ -88,10 +96,10 @@ class FramePacker:
         return encode_frame(REQUEST, PRODUCE.code, self._number, fields, body)
 
 
-def single_frames(seed: str, count: int, topics: Sequence[str] = ()) -> list[bytes]:
+def single_frames(seed: str, count: int, topics: Sequence[str] = (), *, as_sdk: bool = False) -> list[bytes]:
     """Return ``count`` frames of one producer with one message each, to queue 0 of each topic in turn; without topics,
-    to all queues of ``TOPIC``."""
-    packer = FramePacker(seed, topics, 1) if topics else FramePacker(seed)
+    to all queues of ``TOPIC``. ``as_sdk``: with the fields in the SDK's order."""
+    packer = FramePacker(seed, topics, 1, as_sdk=as_sdk) if topics else FramePacker(seed, as_sdk=as_sdk)
     return [packer.rows(message) for message in columns(count).chunks(1)]
 
 

@@ -11,8 +11,11 @@ import pytest
 
 from flintmq.broker.archive import uploader
 from flintmq.broker.archive.lineage import Writer
+from flintmq.broker.archive.merge import MERGED
 from flintmq.broker.store import MessageStore
 from flintmq.client import Message, Producer
+from flintmq.protocol.storage.archive.fragment import decode_index
+from flintmq.protocol.storage.archive.keys import key_hash, positions_of
 from flintmq.protocol.storage.archive.objects import Objects
 from flintmq.protocol.storage.archive.tables import ArchivedTable, decode_table, parse_table_object, table_object
 from tests.conftest import BrokerFactory
@@ -224,3 +227,69 @@ def tables_in(objects: Objects) -> dict[str, ArchivedTable]:
     tables = [decode_table(objects.get(each.name), each.name) for each in objects.list("tables")]
     assert all(parse_table_object(table_object(table.start, table.name)) for table in tables)
     return {table.name: table for table in sorted(tables, key=lambda table: table.start)}
+
+
+@pytest.mark.parametrize("objects", ["folder"], indirect=True)
+def test_small_fragments_become_one_that_has_the_same(store: MessageStore, objects: Objects) -> None:
+    with archiving(store, objects) as service:
+        for number in range(MERGED):
+            put(store, "orders", number % 4, [Stored(b"%d" % number, (f"k{number}", "same"))])
+            store.flush()
+            until(lambda: has_all(store, service), "a fragment")
+        until(lambda: service.counts.merged_bytes > 0, "the merged fragment")
+    held = WrittenArchive(objects)
+    held.assert_is(store)
+    assert len(held.entries) <= 2
+    assert len(held.orphans()) == 2 * MERGED  # for those who read by an older version
+    index = decode_index(objects.get(held.entries[0].name.idx), "x")
+    assert len(positions_of(key_hash("orders", "same"), index.keys)) >= MERGED - 1
+    archive(store, objects)
+    WrittenArchive(objects).assert_is(store)
+
+
+def test_a_bucket_that_is_away_is_tried_again_until_it_is_back(
+    store: MessageStore, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in object_server.environment().items():
+        monkeypatch.setenv(name, value)
+    url = object_server.bucket()
+    proxy = FaultyStore(object_server)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
+    store.flush()
+    objects = Objects(url, deadline_s=1.0)
+    proxy.faults.extend(["503"] * 1_000)
+    with archiving(store, objects) as service:
+        until(lambda: service.state == "unavailable" and service.counts.failures > 3, "the outage")
+        assert "503" in service.reason
+        assert service.backlog() == store.write_offset
+        assert service.archived_offset == 0
+        proxy.faults.clear()
+        until(lambda: has_all(store, service), "the archive")
+        assert (service.state, service.reason) == ("running", "")
+        proxy.faults.extend(["lost"] * 1_000)
+        put(store, "orders", 0, plain(5))
+        store.flush()
+        until(lambda: service.state == "unavailable", "the second outage")
+        proxy.faults.clear()
+        until(lambda: has_all(store, service), "the archive")
+    WrittenArchive(objects).assert_is(store)
+    proxy.close()
+
+
+class _Lying(Objects):
+    """A store that overwrites what was to be created only, and says that all is well."""
+
+    def create(self, name: str, content: bytes) -> None:
+        self.put(name, content)
+
+
+def test_a_store_that_ignores_conditions_is_not_written_unless_there_is_one_writer(
+    store: MessageStore, tmp_path: Path
+) -> None:
+    store.flush()
+    with archiving(store, _Lying(tmp_path / "archive")) as service:
+        until(lambda: service.state == "stopped", "the refusal")
+        assert "If-None-Match" in service.reason
+    assert not [each.name for each in Objects(tmp_path / "archive").list()]
+    archive(store, _Lying(tmp_path / "archive"), single_writer=True)
+    WrittenArchive(Objects(tmp_path / "archive")).assert_is(store)

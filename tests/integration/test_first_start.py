@@ -171,14 +171,10 @@ def test_a_broker_serves_on_if_the_compilation_fails_and_says_so(broker: BrokerF
 
 
 @contextlib.contextmanager
-def waiting_for_kernels(broker: BrokerFactory, cold: ColdCache) -> Iterator[subprocess.Popen[str]]:
-    """Start a broker with a long log and an empty cache, and yield it when it waits for its kernels."""
-    running = broker()
-    with Producer(running.address) as producer:
-        producer.send_many([Message("orders", b"x")] * (RECORDS_MAX + 1))
-    assert running.stop() == 0
+def waiting_for_kernels(store: Path, cold: ColdCache, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a broker with an empty cache, and yield it when it waits for its kernels."""
     with subprocess.Popen(
-        [sys.executable, *DAEMON, *serve_arguments(running.store, ANY_PORT, settings=SMALL_FILES)],
+        [sys.executable, *DAEMON, *serve_arguments(store, ANY_PORT, *options, settings=SMALL_FILES)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -190,8 +186,22 @@ def waiting_for_kernels(broker: BrokerFactory, cold: ColdCache) -> Iterator[subp
         yield process
 
 
-def test_a_broker_with_a_long_log_waits_for_its_kernels(broker: BrokerFactory, cold: ColdCache) -> None:
-    with waiting_for_kernels(broker, cold) as process:
+@pytest.fixture
+def long_log(broker: BrokerFactory) -> Path:
+    """Return a store with too many records for interpreted kernels."""
+    running = broker()
+    with Producer(running.address) as producer:
+        producer.send_many([Message("orders", b"x")] * (RECORDS_MAX + 1))
+    assert running.stop() == 0
+    return running.store
+
+
+@pytest.mark.parametrize("store", ["long log", "new"])
+def test_a_broker_with_a_long_log_or_the_option_waits_for_its_kernels(
+    store: str, long_log: Path, tmp_path: Path, cold: ColdCache
+) -> None:
+    starting = (long_log, ()) if store == "long log" else (tmp_path / "new", ("--warm",))
+    with waiting_for_kernels(starting[0], cold, *starting[1]) as process:
         cold.fill()
         assert process.stdout is not None
         banner = list(itertools.takewhile(lambda line: not LISTENING.search(line), process.stdout))
@@ -201,8 +211,8 @@ def test_a_broker_with_a_long_log_waits_for_its_kernels(broker: BrokerFactory, c
     assert not any(line.startswith("kernels: ") for line in banner)
 
 
-def test_a_broker_with_a_long_log_does_not_start_without_its_kernels(broker: BrokerFactory, cold: ColdCache) -> None:
-    with waiting_for_kernels(broker, cold) as process:
+def test_a_broker_with_a_long_log_does_not_start_without_its_kernels(long_log: Path, cold: ColdCache) -> None:
+    with waiting_for_kernels(long_log, cold) as process:
         (child,) = children(process.pid)
         os.kill(child, signal.SIGKILL)
         _, errors = process.communicate()

@@ -259,10 +259,10 @@ def test_a_broker_ends_if_pytest_is_killed(pytester: pytest.Pytester, notes: Pat
     until(lambda: not listens(address))
 
 
-def test_the_header_says_that_brokers_are_slow_at_first(
+def test_the_header_says_that_the_first_start_compiles(
     pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = "flintmq: no kernel is compiled yet: brokers compile them beside the tests*"
+    said = "flintmq: no kernel is compiled yet; the first test that starts a broker waits for it*"
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cold"))
     pytester.makepyfile("def test_a(): pass")
     pytester.runpytest_subprocess(*QUIET[1:]).stdout.fnmatch_lines([said])

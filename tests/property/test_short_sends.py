@@ -19,8 +19,9 @@ from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
 from flintmq.broker.kernels import short_sends as kernel
+from flintmq.broker.kernels.addresses import AVAILABLE
 from flintmq.broker.net.connection import ClientConnection
-from flintmq.broker.requests import short_sends
+from flintmq.broker.requests.short_sends import ShortSends
 from flintmq.protocol.errors import ServiceNotAvailable
 from flintmq.protocol.frames import ProduceHead
 from tests.native_side import CHANGES, TOPICS, NativeSide, change_topic
@@ -38,7 +39,7 @@ HEADS = [
     ]
 ]
 
-pytestmark = pytest.mark.skipif(not kernel.AVAILABLE, reason="the kernel needs Linux, and is not interpreted")
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="the kernel needs Linux, and is not interpreted")
 
 CLIENTS = 3
 
@@ -125,7 +126,7 @@ class SocketSide(NativeSide):
 
 @pytest.fixture(scope="module", params=["async", "sync"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair[SocketSide]]:
-    before, short_sends.STAY_OUT = short_sends.STAY_OUT, 0
+    before, ShortSends.enter_again_after = ShortSends.enter_again_after, 0
     with pair_of(SocketSide, request.param) as made:
         yield made
         for side in (made.short, made.general):
@@ -133,7 +134,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair[SocketSide]]:
                 connection.connection_lost(None)
                 wire.ours.close()
                 wire.client.close()
-    short_sends.STAY_OUT = before
+    ShortSends.enter_again_after = before
 
 
 @st.composite

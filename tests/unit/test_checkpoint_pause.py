@@ -21,10 +21,10 @@ class SlowStore(MessageStore):
     sync_seconds = 0.0
     syncs = 0
 
-    def sync_derived(self) -> None:
-        super().sync_derived()
+    def sync_derived(self) -> bool:
         self.now += self.sync_seconds
         self.syncs += 1
+        return super().sync_derived()
 
 
 @pytest.fixture

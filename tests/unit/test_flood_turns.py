@@ -14,7 +14,10 @@ from flintmq.broker.background.flush import GroupCommitService
 from flintmq.broker.requests import dispatch
 from flintmq.broker.requests.broker import Broker
 from flintmq.broker.requests.dispatch import TURN_BACKLOG_SHARED_BYTES
-from tests.paired_brokers import broker_of, running
+from flintmq.protocol.commands import HELLO, PROTOCOL_VERSION, HelloRequest
+from flintmq.protocol.fields import encode_fields
+from flintmq.protocol.frames import REQUEST, encode_frame
+from tests.paired_brokers import Connected, broker_of, running
 from tests.store_tools import append, plain
 
 LARGE = TURN_BACKLOG_SHARED_BYTES // 6
@@ -87,5 +90,52 @@ def test_the_next_turn_waits_for_the_disk_only_if_others_would(
             await check(broker, turns)
             await loop_turns()
             assert turns.empty()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("number", "counts"), [(0, True), (-1, False)])
+def test_the_reports_of_a_follower_do_not_make_a_single_producer_one_of_several(
+    tmp_path: Path, number: int, counts: bool
+) -> None:
+    """``number``: of the follower that the second connection is; 0: it is a client."""
+
+    async def run() -> None:
+        async with running(tmp_path / "store", "sync") as lifecycle:
+            broker = broker_of(lifecycle)
+            producer, other = Connected(broker).connection, Connected(broker).connection
+            other.peer.follower = number
+            hello = encode_frame(REQUEST, HELLO.code, 1, encode_fields(HelloRequest(PROTOCOL_VERSION, "test")))
+            for connection in (producer, other):
+                view = connection.get_buffer(len(hello))
+                view[: len(hello)] = hello
+                connection.buffer_updated(len(hello))
+            assert broker.dispatch.sharing.last is (other if counts else producer)
+            for connection in (producer, other):
+                connection.connection_lost(None)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("awaited", [True, False])
+def test_a_follower_dispatches_at_once_only_what_a_client_may_wait_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, awaited: bool
+) -> None:
+    monkeypatch.setattr(dispatch, "FOLLOWER_LAZY_S", 60.0)
+
+    async def run() -> None:
+        async with running(tmp_path / "store", "sync") as lifecycle:
+            broker = broker_of(lifecycle)
+            broker.dispatch.follows = True
+            broker.dispatch.popped = {"another topic"} if awaited else set()
+            append(broker.store, "orders", 0, plain(3))
+            on_disk = asyncio.get_running_loop().create_future()
+            broker.flush.wait_for(broker.store.write_offset, on_disk.set_result)
+            broker.flush.wake()
+            assert await on_disk is None
+            await loop_turns()
+            assert (broker.store.reput_offset == broker.store.write_offset) == awaited
+            assert broker.dispatch.is_done()  # as every request that reads the queues asks first
+            assert broker.store.reput_offset == broker.store.write_offset
 
     asyncio.run(run())

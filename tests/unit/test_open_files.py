@@ -50,7 +50,9 @@ def unit(number: int) -> bytes:
 
 
 @given(
-    steps=st.lists(st.tuples(st.sampled_from(["append", "read", "sync", "expire"]), st.integers(0, 3)), max_size=60),
+    steps=st.lists(
+        st.tuples(st.sampled_from(["append", "gather", "read", "sync", "expire"]), st.integers(0, 3)), max_size=60
+    ),
     files_max=st.integers(1, 4),
 )
 def test_written_data_is_read_with_few_open_files(
@@ -62,8 +64,15 @@ def test_written_data_is_read_with_few_open_files(
         queue = queues[number]
         if what == "append":
             queue.append(memoryview(unit(queue.max_offset)))
+        elif what == "gather":
+            queue.gather(memoryview(unit(queue.max_offset)))
         elif what == "sync":
+            queue.write_out()
             queue.sync()
+            assert not queue.dirty
+            assert b"".join(path.read_bytes() for path in sorted(queue.folder.glob("*"))).startswith(
+                b"".join(unit(number) for number in range(queue.first_byte // UNIT_BYTES, queue.max_offset))
+            )
         elif what == "expire":
             queue.expire(queue.max_offset // 2)
         else:

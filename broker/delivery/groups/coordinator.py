@@ -530,7 +530,10 @@ class GroupChanges:
     @property
     def pending(self) -> bool:
         """Return whether there may be a change that is not confirmed yet."""
-        return self._running or self._store.consumer_offsets.unsaved or self._store.groups.unsaved
+        return self._running or self._unsaved()
+
+    def _unsaved(self) -> bool:
+        return self._store.consumer_offsets.unsaved or self._store.groups.unsaved
 
     def when_saved(self, done: Done) -> None:
         """Call ``done`` on the loop, with the error or None, when all changes made by now are confirmed."""
@@ -555,6 +558,10 @@ class GroupChanges:
             self._running = False
             return
         self._written, self._waiting = self._waiting, []
+        if not self._unsaved():
+            # They came while the last write ran, which had everything: another one would hold up those that come next.
+            self.replicate(lambda: self._confirmed(None))
+            return
         work = self._loop.run_in_executor(self._writers, self._write)
         work.add_done_callback(self._on_disk)
 

@@ -11,7 +11,15 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from ....protocol.errors import BrokerError, BrokerFailure, OffsetOutOfRange, QueueNotExist, SystemBusy, TopicNotExist
+from ....protocol.errors import (
+    BrokerError,
+    BrokerFailure,
+    NoPermission,
+    OffsetOutOfRange,
+    QueueNotExist,
+    SystemBusy,
+    TopicNotExist,
+)
 from ....protocol.storage.delivery import RETRY_TOPIC_PREFIX, old_pop_retry_topic, pop_retry_topic
 from ....protocol.storage.record import decode_record
 from ...background.loop_work import LoopWorker
@@ -355,6 +363,13 @@ class PopService:
 
     # ---- taking and settling
 
+    def check_may_pop(self, group: str, topic: str) -> None:
+        """Raise if no client may pop messages of the topic for the group, at the moment."""
+        self._store.topics.check_readable(topic)
+        if not self._store.groups.may_consume(group):
+            raise NoPermission(f"group {group} is disabled; to enable it, set its consumeEnable")
+        self._groups.clients.check_may_consume(group)
+
     def take(self, key: QueueKey, start: int, offsets: Iterable[int], end: int, take: Take, pop_ms: int) -> list[int]:
         """Hand out messages as ``InFlightTable.take`` does. Raises ``LimitReached`` if the group cannot commit."""
         taken = self.hand_out(key, start, offsets, end, take, pop_ms)
@@ -571,9 +586,10 @@ class PopService:
 
     def arrived(self, touched: Iterable[tuple[str, int, int]]) -> None:
         """Wake consumers: the queues (topic, queue, offset of the next message) have new messages."""
-        for topic, queue, _ in touched:
-            self.waits.arrived(topic, queue)
-            self.watches.arrived(topic, queue)
+        for waits in (self.waits, self.watches):
+            if waits.by_topic:
+                for topic, queue, _ in touched:
+                    waits.arrived(topic, queue)
 
     def freed(self, key: QueueKey) -> None:
         """Wake a consumer: the group may take from the queue again."""

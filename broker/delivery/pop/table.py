@@ -90,6 +90,11 @@ class QueueInFlight:
         """Return whether the committed offset describes the whole state, so that there is nothing else to keep."""
         return not self.open and not self._ahead and not self.counts
 
+    @property
+    def takes_all(self) -> bool:
+        """Return whether a take that is not ordered gets every message that it finds."""
+        return not (self.ordered or self._ahead)
+
     def blocked_until(self, take: Take) -> int | None:
         """Return when the queue gives messages again, in ms: None for now, -1 for no known time.
 
@@ -167,13 +172,16 @@ class QueueInFlight:
             delivery.count -= 1
         self.open.clear()
 
-    def settle(self, offset: int, pop_ms: int) -> bool:
-        """Settle a message; return False if the receipt is not the one of its current delivery."""
-        delivery = self.open.get(offset)
-        if delivery is None or delivery.pop_ms != pop_ms or delivery.moving:
-            return False
-        self._close(offset)
-        return True
+    def settle_all(self, receipts: Iterable[tuple[int, int]]) -> list[bool]:
+        """Settle messages by (offset, pop time); return for each whether its receipt is its current delivery's."""
+        valid = []
+        for offset, pop_ms in receipts:
+            delivery = self.open.get(offset)
+            is_valid = delivery is not None and delivery.pop_ms == pop_ms and not delivery.moving
+            valid.append(is_valid)
+            if is_valid:
+                self._close(offset)
+        return valid
 
     def _close(self, offset: int) -> None:
         self.open.pop(offset).count -= 1
@@ -400,6 +408,12 @@ class InFlightTable:
         newest = max((delivery.pop_ms for delivery in state.open.values()), default=0)
         self._pop_ms_min = max(self._pop_ms_min, newest + 1)
 
+    def takes_all(self, key: QueueKey) -> bool:
+        """Return whether the group has begun with a queue, and a take that is not ordered gets every message that it
+        finds."""
+        state = self._find(key)
+        return state.takes_all if state is not None else self._offsets.committed_of(*key) is not None
+
     def start(self, key: QueueKey) -> int | None:
         """Return the offset at which the next take begins; None if the group has not begun with the queue."""
         state = self._find(key)
@@ -467,7 +481,7 @@ class InFlightTable:
         state = self._find(key)
         if state is None:
             return [False] * len(receipts)
-        valid = [state.settle(offset, pop_ms) for offset, pop_ms in receipts]
+        valid = state.settle_all(receipts)
         if any(valid):
             self.in_flight -= sum(valid)
             self._store(key, state)
@@ -565,7 +579,10 @@ class InFlightTable:
 QUEUE, TAKEN, SETTLED, RENEWED, FORGOTTEN = "q", "t", "s", "r", "f"
 
 
-def runs_of(offsets: Iterable[int]) -> list[list[int]]:
+def runs_of(offsets: Sequence[int]) -> list[list[int]]:
+    """Return ascending offsets as half-open ranges."""
+    if offsets and offsets[-1] - offsets[0] == len(offsets) - 1:  # as nearly always after a take
+        return [[offsets[0], offsets[-1] + 1]]
     runs: list[list[int]] = []
     for offset in offsets:
         if runs and runs[-1][1] == offset:
@@ -583,7 +600,7 @@ def taken(key: QueueKey, start: int, end: int, offsets: Sequence[int], take: Tak
     return [TAKEN, *key, start, end, runs_of(offsets), pop_ms, pop_ms + take.invisible_ms]
 
 
-def settled(key: QueueKey, offsets: Iterable[int]) -> PopEntry:
+def settled(key: QueueKey, offsets: Sequence[int]) -> PopEntry:
     return [SETTLED, *key, runs_of(offsets)]
 
 

@@ -758,6 +758,8 @@ class TableSender:
 
     def reported(self, link: AcceptedLink, versions: int) -> None:
         """Note how many versions of tables a follower has on disk."""
+        if link.is_saved and not self._waiting:
+            return
         link.reported(versions)
         self.saved()
         self._send()

@@ -199,6 +199,7 @@ class Recovery:
         self._mark(end, needed)
         self._repair(counts, index_keep)
         self._dispatch(needed, end)
+        self._queues.write_out()
         self._queues.sync()
         self._index.sync()
         return []

@@ -91,6 +91,11 @@ class StoreCheckpoint:
             self._confirm_offset,
         ) = fields
 
+    @property
+    def dispatched_offset(self) -> int:
+        """Physical offset below which queues and index are on disk."""
+        return self._dispatched_offset
+
     def warn_of_lost_mark(self) -> None:
         """Log a warning: a store that FlintMQ used before has no valid mark."""
         log.warning(

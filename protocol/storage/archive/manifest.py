@@ -27,6 +27,7 @@ GROUP_ENTRIES = 1_024
 """Entries of a group."""
 LATEST = "manifest/LATEST"
 VERSIONS = "manifest/"
+GROUPS = "groups/"
 _MAGIC = b"FLINTMFT"
 _GROUP_MAGIC = b"FLINTGRP"
 
@@ -243,7 +244,7 @@ def decode_manifest(blob: Bytes, name: str) -> ArchiveManifest:
 
 def group_name(entries: Sequence[Entry], rand: str) -> str:
     """Return the name of the group of these entries; ``rand``: 16 random hex digits."""
-    return f"groups/{entries[0].start:020d}-{entries[-1].end:020d}-{rand}.mft"
+    return f"{GROUPS}{entries[0].start:020d}-{entries[-1].end:020d}-{rand}.mft"
 
 
 def encode_group(entries: Sequence[Entry], topics: Sequence[str]) -> bytes:

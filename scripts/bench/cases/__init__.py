@@ -19,6 +19,7 @@ from . import (
     sends,
     tail,
     traces,
+    ways,
 )
 from .spark import SPARK_BATCH, SPARK_DECODE, SPARK_LATENCY, SPARK_STREAM
 
@@ -50,11 +51,13 @@ ALL: tuple[Case, ...] = (
     sends.RECORD_CHECKSUM,
     archive.CASE,
     process.IDLE,
+    process.FIRST_START,
     process.FOOTPRINT,
     beside.METRICS,
     beside.FAIRNESS,
     growth.CASE,
     many.CASE,
+    ways.CASE,
     peers.CASE,
     tail.CASE,
     remoting.CASE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,6 +187,8 @@ TOPICS_CONNECTIONS = 10
 MESSAGES_A_CONNECTION = 5_000
 """Minimum number of messages that each connection sends; each topic gets at least one from each."""
 WARM_UP_A_CONNECTION = 500
+IDLE_SECONDS = 10.0
+QUICK_IDLE_SECONDS = 0.1
 
 
 def _grow_topics(bench: Bench) -> Sized:
@@ -222,9 +225,32 @@ def of_topics(bench: Bench, count: int) -> Sample:
             sample["rate"] = result.rate
             sample["p99"] = percentile(result.taken, 0.99) * 1e3
             sample["memory"] = anonymous_bytes(broker.pid) / 1e6
+            sample["sdk_cpu"] = _sdk_cpu(broker, clients, turned, warm_up, messages)
+            broker.wait_until_caught_up()
+            sample["idle"] = idle_percent(bench, broker.pid)
         with Broker(store, "async") as broker:
             sample["start"] = broker.start_seconds
     return sample
+
+
+def _sdk_cpu(broker: Broker, clients: list[RawClient], topics: list[list[str]], warm_up: int, messages: int) -> float:
+    """Return the broker's CPU time a message, in µs, of frames with the heads of the SDK: the broker serves them by a
+    short way as long as a connection has few of them."""
+    frames = [
+        single_frames(f"growth sdk {number}", warm_up + messages, own_topics, as_sdk=True)
+        for number, own_topics in enumerate(topics)
+    ]
+    closed_loop(clients, [own_frames[:warm_up] for own_frames in frames])
+    watch = Stopwatch(broker.pid)
+    result = closed_loop(clients, [own_frames[warm_up:] for own_frames in frames])
+    return watch.broker_cpu_seconds() * 1e6 / len(result.taken)
+
+
+def idle_percent(bench: Bench, pid: int) -> float:
+    """Return the percentage of one processor that a broker takes while nobody sends."""
+    watch = Stopwatch(pid)
+    time.sleep(QUICK_IDLE_SECONDS if bench.quick else IDLE_SECONDS)
+    return watch.broker_cpu_seconds() / watch.seconds() * 100
 
 
 def _creations(topics: list[str]) -> list[list[bytes]]:
@@ -243,7 +269,9 @@ TOPICS = Part(
         Figure("rate", "one send at a time, 10 connections", "msg/s"),
         Figure("p99", "p99", "ms"),
         Figure("cpu", "broker CPU a message", "µs"),
+        Figure("sdk_cpu", "with heads as the SDK packs them", "µs"),
         Figure("memory", "memory without file pages", "MB"),
+        Figure("idle", "CPU when idle", "%", plotted=False),
         Figure("start", "start", "s"),
     ),
     _grow_topics,
@@ -268,6 +296,9 @@ def _grow_connections(bench: Bench) -> Sized:
         with bench.broker(flush) as broker, many_files(max(sizes) + _OTHER_FILES):
             for size in sizes:
                 found[size] |= of_connections(bench, broker.address, broker.pid, bench.size(size), flush)
+    with many_files(max(sizes) + _OTHER_FILES):
+        for size in sizes:
+            found[size] |= of_idle_connections(bench, bench.size(size))
     yield from found.items()
     for size in CONNECTIONS_SIZES:
         if size not in found:
@@ -288,6 +319,17 @@ def of_connections(bench: Bench, address: str, pid: int, count: int, flush: str)
     return sample | ({"memory": memory} if flush == "async" else {})
 
 
+def of_idle_connections(bench: Bench, count: int) -> Sample:
+    """Return what connections cost that send nothing after they were opened, beside a broker without any."""
+    with bench.broker() as broker:
+        before = anonymous_bytes(broker.pid)
+        with connected(broker.address, count):
+            return {
+                "idle_memory": (anonymous_bytes(broker.pid) - before) / count / 1024,
+                "idle": idle_percent(bench, broker.pid),
+            }
+
+
 CONNECTIONS = Part(
     "connections",
     "connections, one send at a time each",
@@ -300,6 +342,8 @@ CONNECTIONS = Part(
         Figure("sync_rate", "sync: rate", "msg/s"),
         Figure("sync_p99", "sync: p99", "ms", plotted=False),
         Figure("sync_cpu", "sync: broker CPU a message", "µs"),
+        Figure("idle_memory", "idle: memory each", "KiB", plotted=False),
+        Figure("idle", "idle: CPU", "%", plotted=False),
     ),
     _grow_connections,
 )

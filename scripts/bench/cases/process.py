@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 from flintmq.protocol.commands import GET_MAX_OFFSET
 from flintmq.protocol.errors import TopicNotExist
+from flintmq.protocol.storage.arrays.kernel_caches import CACHE_VARIABLE
 from flintmq.testing.started_broker import broker_environment
 
 from ..bench import Bench
 from ..broker import Broker
 from ..load import TOPIC, fill, fill_topics
-from ..machine import many_files, resident_bytes, touch_memory
+from ..machine import cpu_seconds, many_files, resident_bytes, touch_memory
 from ..measure import BenchFailed, Case, Measure, Sample, Samples
 from ..raw import RawClient
 
@@ -84,6 +88,47 @@ IDLE = Case(
     "an empty broker, kernels cached",
     (Measure("memory", "idle memory", "MB", 180), Measure("start", "start, until the port is open", "s", 1.5)),
     _idle_samples,
+)
+
+# ---- first-start: the same broker on a new machine, whose kernels are not compiled yet.
+
+COMPILED = "all kernels are compiled and in use"
+COMPILED_SECONDS_MAX = 300.0
+
+
+def _first_start_samples(bench: Bench) -> Samples:
+    for _ in range(bench.runs):
+        with tempfile.TemporaryDirectory() as cache, mock.patch.dict(os.environ, {CACHE_VARIABLE: cache}):
+            yield _first_start(bench)
+
+
+class ColdBroker(Broker):
+    """A broker that serves before its kernels are compiled."""
+
+    first_arguments = ()
+
+
+def _first_start(bench: Bench) -> Sample:
+    """Return the time of a start, the broker's processor time by then, and the time until its kernels are compiled."""
+    began = time.perf_counter()
+    with bench.store() as store, ColdBroker(store, "sync") as broker:
+        cpu = cpu_seconds(broker.pid)
+        while COMPILED not in broker.output:
+            if time.perf_counter() > began + COMPILED_SECONDS_MAX:
+                raise BenchFailed(f"the kernels were not compiled within {COMPILED_SECONDS_MAX:.0f} s")
+            time.sleep(0.1)
+        return {"start": broker.start_seconds, "cpu": cpu, "compiled": time.perf_counter() - began}
+
+
+FIRST_START = Case(
+    "first-start",
+    "an empty broker, kernels not compiled",
+    (
+        Measure("start", "start, until the port is open", "s", 5.0),
+        Measure("cpu", "processor time of the broker by then", "s"),
+        Measure("compiled", "until all kernels are compiled and in use", "s"),
+    ),
+    _first_start_samples,
 )
 
 # ---- footprint: memory of the broker per idle connection and per topic.
