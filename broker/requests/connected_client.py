@@ -407,6 +407,13 @@ class ResponseQueue:
         if self.pull_socket is not None:
             self.pull_socket.close()
         self._broker.send_memory.note(self, 0)
+        # They lead to the connection, which leads here: such a cycle would wait for the collector.
+        self._on_sent = self._on_full = nothing
+        self._encode_error = encode_error
+
+
+def nothing() -> None:
+    """Do nothing: in place of what a closed connection was told."""
 
 
 def encode_error(error: BrokerError, request_id: int) -> bytes:

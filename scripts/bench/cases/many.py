@@ -39,7 +39,7 @@ BODY_BYTES = 100
 KEY = "order-00000001"
 FLUSHES = ("async", "sync")
 PROGRAM_SECONDS_MAX = 120.0
-_SOURCE = Path(__file__).parents[1] / "peers" / "closed_loop.c"
+SOURCE = Path(__file__).parents[1] / "peers" / "closed_loop.c"
 _COUNTER_MAX = 2**40
 _U64_BYTES = 8
 _OPAQUE, _COUNTER, _TIME = "87654321", "ABCDEF01", "1712345678901"
@@ -54,7 +54,7 @@ def samples(bench: Bench) -> Samples:
     left_out = ""
     with bench.store() as folder, many_files(CONNECTIONS[-1] + 100):
         program = folder / "closed_loop"
-        subprocess.run([compiler, "-O2", "-o", str(program), str(_SOURCE)], check=True)
+        subprocess.run([compiler, "-O2", "-o", str(program), str(SOURCE)], check=True)
         for _ in range(bench.runs):
             sample: Sample = {}
             for flush in FLUSHES:
