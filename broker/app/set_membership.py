@@ -76,7 +76,7 @@ class SetMembership:
         registry = registry_of(self._settings)
         member = ReplicaMember(membership, store, broker.flush, tables, registry, self.patience, self, self._loop)
         self._member = broker.member = member
-        broker.dispatch.replicate = member.appended
+        broker.dispatch.replicate, broker.dispatch.follows = member.appended, True
         broker.when_replicated = broker.topic_changes.replicate = member.when_tables_are_saved
         broker.group_changes.replicate = member.when_tables_are_saved
         member.start()
@@ -100,6 +100,7 @@ class SetMembership:
         broker.store.consumer_offsets.clamp(broker.store.queue_reads.end_offset)
         await self._life.restore_delivery()
         self._retention.follow(None)
+        broker.dispatch.follows = False
         # Before the delivery, whose appends the store would refuse.
         member.serve()
         self._life.start_delivery()

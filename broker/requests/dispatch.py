@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 LAZY_S = 0.002
 """Maximum time for which messages that no client waits for stay undispatched."""
+FOLLOWER_LAZY_S = 0.05
+"""The same on a follower, of which few clients read, and where no delivery looks for messages."""
 WAITING_BYTES_MAX = 16 * 1024
 """Backlog up to which a held pull is answered before the producer: some ten microseconds of dispatch."""
 LAZY_BYTES = 128 * 1024
@@ -109,6 +111,8 @@ class DispatchScheduler:
         self._awaited_message: tuple[str, int, Appended] | None = None
         """Topic, queue and place of what is awaited, if it is the only reason for ``_urgent``."""
         self._late_due = False
+        self.follows = False
+        """True while another broker sends the messages, so that ``appended_to`` is not called."""
         self.replicate: Callable[[], None] = lambda: None
         """Called at the end of a turn in which messages were appended: it sends them to other brokers."""
         self._allocate_at = 0
@@ -206,11 +210,15 @@ class DispatchScheduler:
             self._allocate_at = write_offset + self._allocate_every_bytes
             self._allocation.wake()
         backlog = self._store.dispatchable_offset - self._dispatcher.reput_offset
-        if self._urgent or self._waiting or backlog > LAZY_BYTES:
+        if self._urgent or self._waiting or backlog > LAZY_BYTES or self._may_be_awaited():
             self._step()
         elif backlog > 0 and not self._late_due:
             self._late_due = True
-            self._loop.call_later(LAZY_S, self._late)
+            self._loop.call_later(FOLLOWER_LAZY_S if self.follows else LAZY_S, self._late)
+
+    def _may_be_awaited(self) -> bool:
+        """Return whether clients wait, and nobody has said for which messages."""
+        return self.follows and (bool(self._pulled) or self.may_wait_for_any())
 
     def _late(self) -> None:
         self._late_due = False

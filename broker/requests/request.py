@@ -22,7 +22,7 @@ from ..background.loop_work import called_back
 from ..config import BUSY_RETRY_AFTER_MS
 from ..security.audit import Author
 from ..store import InArchive, WouldBlock
-from .connected_client import encode_error
+from .connected_client import encode_error, nothing
 
 if TYPE_CHECKING:
     from ...protocol.commands import Command, ProduceRequest, PullRequest
@@ -112,6 +112,7 @@ class DeferredRequests:
         for waits in self.cold_waiting:
             waits.cancel()
         self.cold_waiting.clear()
+        self.on_progress = nothing  # as in ``ResponseQueue.discard``
 
     def holds_many(self) -> bool:
         """Return whether many pulls of this connection are held."""

@@ -197,14 +197,16 @@ class Stall:
     def cause(self) -> str:
         """A key of ``CAUSES``: by the counters, or by the innermost known frame.
 
-        Time without a processor is left out first: what is then no stall has the machine as its cause.
+        Time without a processor is left out first: what is then no stall has the machine as its cause. So is time in
+        which the thread neither ran nor waited: a virtual machine's processor stood still.
         """
-        own = self.ms - self.waited
+        blocked = self.ms - self.user - self.system - self.waited
+        own = self.ms - self.waited - (0.0 if self.waits else blocked)
         if own <= STALL_MS:
             return "processor"
         if self.collector >= own / 2:
             return "collector"
-        half, blocked = own / 2, own - self.user - self.system
+        half = own / 2
         # A thread that waits for the interpreter asks for it again after each switch interval; for the disk it waits
         # once.
         if blocked >= half and self.waits >= blocked / INTERPRETER_WAIT_MS:

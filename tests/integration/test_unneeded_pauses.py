@@ -9,8 +9,10 @@ from collections.abc import Callable
 from flintmq.client import GroupConsumer
 from flintmq.protocol import commands
 from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT
+from flintmq.protocol.remoting import codes
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
 from tests.delivery_tools import receive
+from tests.remoting_tools import RemotingBroker
 
 REPORTING = """
 import gc, os, signal, sys
@@ -43,7 +45,10 @@ def report(broker: RunningBroker) -> tuple[int, list[str]]:
 class Requests:
     """Requests of each kind, once for each call, from two connections."""
 
-    def __init__(self, broker: RunningBroker, connect: ConnectionFactory) -> None:
+    def __init__(self, broker: RunningBroker, connect: ConnectionFactory, gateway: RemotingBroker) -> None:
+        self.gateway = gateway
+        self.remote = gateway.connect()
+        self.broker, self.connect = broker, connect
         self.one, self.other = connect(broker), connect(broker)
         for connection in (self.one, self.other):
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -90,6 +95,27 @@ class Requests:
     def refused_request(self) -> None:
         assert self.one.pull("missing").code
 
+    def gateway_send(self) -> None:
+        assert self.remote.produce(TOPIC, queueId=0).code == codes.SUCCESS
+        self.sent += 1
+
+    def gateway_pull(self) -> None:
+        assert self.remote.pull(TOPIC, 0, 0)
+
+    def gateway_expired_pull(self) -> None:
+        assert self.remote.pull(TOPIC, 0, self.sent, wait_ms=1) == []
+
+    def gateway_heart_beat(self) -> None:
+        self.remote.heart_beat("one", producers=("senders",))
+
+    def connection(self) -> None:
+        self.connect(self.broker).close()
+
+    def gateway_connection(self) -> None:
+        with self.gateway.connect() as remote:
+            remote.produce(TOPIC, queueId=0)
+        self.sent += 1
+
     def delivery(self) -> None:
         self.produce()
         (delivery,) = receive(self.worker, 1)
@@ -103,9 +129,10 @@ KINDS = [name for name in vars(Requests) if not name.startswith("_")]
 def test_no_kind_of_request_leaves_objects_to_the_collector_or_imports_anything(
     broker: BrokerFactory, connect: ConnectionFactory
 ) -> None:
-    running = broker(program=("-c", REPORTING), settings={"flush.policy": "async"})
+    gateway = RemotingBroker(broker, {"flush.policy": "async"}, program=("-c", REPORTING))
+    running = gateway.running
     report(running)
-    requests = Requests(running, connect)
+    requests = Requests(running, connect, gateway)
     left, imported = {}, set()
     for kind in KINDS:
         request: Callable[[], None] = getattr(requests, kind)
@@ -116,5 +143,6 @@ def test_no_kind_of_request_leaves_objects_to_the_collector_or_imports_anything(
             request()
         left[kind], _ = report(running)
     requests.worker.close()
+    requests.remote.close()
     assert {kind: count for kind, count in left.items() if count >= COUNT} == {}
     assert imported == set()

@@ -34,6 +34,7 @@ def test_a_stack_begins_with_the_innermost_frame() -> None:
         (stall(30, [("index.py", 310, "put")], user=2.0), "index_write"),
         (stall(30, [("pull.py", 1, "pull")], user=20.0), "work"),
         (stall(30, [("pull.py", 1, "pull")], waits=40), "interpreter"),
+        (stall(30, waits=0), "processor"),
         (stall(30), "unknown"),
     ],
 )

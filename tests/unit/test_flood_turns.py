@@ -115,3 +115,27 @@ def test_the_reports_of_a_follower_do_not_make_a_single_producer_one_of_several(
                 connection.connection_lost(None)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("awaited", [True, False])
+def test_a_follower_dispatches_at_once_only_what_a_client_may_wait_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, awaited: bool
+) -> None:
+    monkeypatch.setattr(dispatch, "FOLLOWER_LAZY_S", 60.0)
+
+    async def run() -> None:
+        async with running(tmp_path / "store", "sync") as lifecycle:
+            broker = broker_of(lifecycle)
+            broker.dispatch.follows = True
+            broker.dispatch.popped = {"another topic"} if awaited else set()
+            append(broker.store, "orders", 0, plain(3))
+            on_disk = asyncio.get_running_loop().create_future()
+            broker.flush.wait_for(broker.store.write_offset, on_disk.set_result)
+            broker.flush.wake()
+            assert await on_disk is None
+            await loop_turns()
+            assert (broker.store.reput_offset == broker.store.write_offset) == awaited
+            assert broker.dispatch.is_done()  # as every request that reads the queues asks first
+            assert broker.store.reput_offset == broker.store.write_offset
+
+    asyncio.run(run())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..measure import Case
 from . import (
+    archive,
     beside,
     console,
     groups,
@@ -18,6 +19,7 @@ from . import (
     sends,
     tail,
     traces,
+    ways,
 )
 from .spark import SPARK_BATCH, SPARK_DECODE, SPARK_LATENCY, SPARK_STREAM
 
@@ -47,6 +49,7 @@ ALL: tuple[Case, ...] = (
     process.TOOLS,
     replication.CASE,
     sends.RECORD_CHECKSUM,
+    archive.CASE,
     process.IDLE,
     process.FIRST_START,
     process.FOOTPRINT,
@@ -54,6 +57,7 @@ ALL: tuple[Case, ...] = (
     beside.FAIRNESS,
     growth.CASE,
     many.CASE,
+    ways.CASE,
     peers.CASE,
     tail.CASE,
     remoting.CASE,
