@@ -325,7 +325,7 @@ class GroupCommitService(FlushService):
         sync.request(file, self.notice(target))
 
     def withdraw_notice(self) -> None:
-        """See ``FlushService.withdraw_notice``."""
+        """Withdraw the notice of the compiled thread's flush, if it makes one."""
         if self._sync is not None:
             self._sync.withdraw_notice()
 
