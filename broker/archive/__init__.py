@@ -2,7 +2,8 @@
 
 ``protocol.storage.archive`` has the format. ``cutter`` decides which bytes make the next fragment and derives its
 index, ``lineage`` knows the archive's manifest and changes it, ``merge`` makes few fragments of many small ones,
-``leftovers`` says what is no longer needed, and ``uploader`` is the service that drives them.
+``key_runs`` few runs of keys, ``leftovers`` says what is no longer needed, and ``uploader`` is the service that drives
+them. ``reads`` answers clients from the archive.
 """
 
 STARTING, RUNNING, UNAVAILABLE, STOPPED = ARCHIVE_STATES = ("starting", "running", "unavailable", "stopped")

@@ -77,7 +77,7 @@ class CutFragment:
         """Return the CRC-32 of its last bytes, by which a writer finds its place again."""
         return join_crc(self.pieces)
 
-    def encode(self, compression: Compression, quarantined: list[tuple[int, int]]) -> tuple[bytes, bytes, int]:
+    def encode(self, compression: Compression, quarantined: list[tuple[int, int]]) -> tuple[bytearray, bytes, int]:
         """Return the two objects, records and index, and the number of keys."""
         log, frames = encode_frames(self.pieces, compression)
         keys = sorted_entries(self.keys[:, kernel.H_HASH].view(np.uint64), self.keys[:, kernel.H_PHYSICAL_OFFSET])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Set
 
 from ...protocol.storage.archive.fragment import parse_name
-from ...protocol.storage.archive.manifest import GROUPS, LATEST, ArchiveManifest, version_name
+from ...protocol.storage.archive.manifest import GROUPS, KEY_RUNS, LATEST, ArchiveManifest, version_name
 from ...protocol.storage.archive.objects import Listed
 from ...protocol.storage.archive.tables import parse_table_object
 
@@ -32,12 +32,12 @@ def old_versions(listed: Iterable[Listed], newest: ArchiveManifest, now_ms: int)
 
 
 def orphans(listed: Iterable[Listed], named: Set[str], now_ms: int) -> Iterator[str]:
-    """Yield the fragments and groups that the manifest does not name and that nobody can be about to name.
+    """Yield the fragments, groups and runs that the manifest does not name and that nobody can be about to name.
 
     Objects that are none of the format's stay: somebody else put them there.
     """
     for each in listed:
-        is_ours = parse_name(each.name) is not None or each.name.startswith(GROUPS)
+        is_ours = parse_name(each.name) is not None or each.name.startswith((GROUPS, KEY_RUNS))
         if is_ours and each.name not in named and each.modified_ms < now_ms - ORPHAN_MS:
             yield each.name
 

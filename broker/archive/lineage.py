@@ -26,6 +26,7 @@ from ...protocol.storage.archive.manifest import (
     Entry,
     Group,
     Identity,
+    KeyRun,
     decode_group,
     decode_identity,
     decode_manifest,
@@ -77,7 +78,7 @@ class NewFragment:
 
     cut: CutFragment
     name: FragmentName
-    log: bytes
+    log: bytearray
     idx: bytes
     keys: int
 
@@ -238,6 +239,17 @@ class Lineage:
         topics = list(self.manifest.topics)
         entries = [*entries[:at], new.entry(topics), *entries[at + len(old) :]]
         self._commit(self._next(topics=topics, entries=entries))
+        return True
+
+    def index(self, old: Sequence[KeyRun], new: Sequence[KeyRun]) -> bool:
+        """Have the manifest list new runs of keys instead of old ones; return False, with nothing changed, if it does
+        not list these any more. Raises as ``_commit`` does."""
+        self._decide()
+        runs = self.manifest.runs
+        if not all(run in runs for run in old):
+            return False
+        kept = [run for run in runs if run not in old]
+        self._commit(self._next(runs=sorted([*kept, *new], key=lambda run: (run.start, run.first_hash))))
         return True
 
     def seal(self) -> bool:

@@ -8,17 +8,17 @@ stored and delivered as without it.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import queue
 import random
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ...protocol.errors import ConfigurationError
 from ...protocol.storage.archive.errors import ArchiveError
@@ -29,12 +29,15 @@ from ...protocol.storage.archive.fragment import (
     FragmentName,
     check_compression,
 )
-from ...protocol.storage.archive.manifest import GROUPS, VERSIONS, ArchiveManifest, Entry, Group, decode_group
+from ...protocol.storage.archive.keys import run_bytes
+from ...protocol.storage.archive.manifest import GROUPS, KEY_RUNS, VERSIONS, ArchiveManifest, Entry, Group, decode_group
 from ...protocol.storage.archive.objects import ConditionsIgnored, ObjectError, Objects
 from ...protocol.storage.archive.tables import TABLES, ArchivedTable, encode_table, table_object
+from ...protocol.storage.arrays.jit import interpreted_count
 from ..background.loop_work import Service
 from . import RUNNING, STARTING, STOPPED, UNAVAILABLE
 from .cutter import Cutter, DamagedLog
+from .key_runs import KeySpan, next_index, write_merged
 from .leftovers import ORPHAN_MS, READER_MS, old_tables, old_versions, orphans
 from .lineage import ArchiveStopped, Lineage, NewFragment, ReadAgain, Writer, random_hex
 from .merge import merged, next_merge
@@ -46,6 +49,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+NICENESS = 10
+"""Priority of the archive's threads, as of the command ``nice``."""
 IN_FLIGHT = 2
 """Fragments that are carried into the bucket at a time."""
 PAUSE_MIN_S, PAUSE_MAX_S = 0.5, 5.0
@@ -55,6 +60,8 @@ LOOK_S = 0.25
 
 TABLES_S = 10.0
 """Minimum interval at which changed tables are written."""
+COMPILED_S = 300.0
+"""Time after which the kernels are taken for impossible to compile here."""
 CARE_AGAIN_S = 60.0
 """Pause after merging or sweeping has failed."""
 SWEEP_S = 600.0
@@ -98,15 +105,17 @@ def open_archive(settings: ArchiveSection) -> Objects:
     return Objects(settings.url, kms_key=settings.kms_key)
 
 
+TakeOver: TypeAlias = Callable[[], None]
+
+
 @dataclass(slots=True)
 class _Work:
-    """Something that a thread of its own does. ``result``: a fragment that replaces ``old`` ones."""
+    """Something that a thread of its own does. ``take_over``: what the service's thread then does with it."""
 
     what: str
-    run: Callable[[], NewFragment | None]
-    old: Sequence[Entry] = ()
+    run: Callable[[], TakeOver | None]
     ended: bool = False
-    result: NewFragment | None = None
+    take_over: TakeOver | None = None
     error: Exception | None = None
 
 
@@ -124,6 +133,16 @@ class TableSource(Protocol):
 
 class Interrupted(ObjectError):
     """The broker stops; a request is not tried again."""
+
+
+def yield_the_processor() -> None:
+    """Let every other thread go first from now on, where the processor is busy: messages are more urgent.
+
+    The archive's threads hold the GIL for moments only, so that nobody waits for one that waits for the processor.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 class LogGone(Exception):
@@ -156,6 +175,7 @@ class ArchiveService(Service):
         self._replaced: list[tuple[float, list[str]]] = []
         """Objects of merged fragments, and from when on no reader needs them, by ``time.monotonic``. A restart forgets
         them; then they are orphans."""
+        self._began = time.monotonic()
         self._next_care = 0.0
         self._next_sweep = time.monotonic() + SWEEP_S
         self._next_orphans = self._next_sweep
@@ -218,6 +238,10 @@ class ArchiveService(Service):
         for number in range(IN_FLIGHT):
             threading.Thread(target=self._carry, name=f"flintmq-upload-{number}", daemon=True).start()
         super().start()
+
+    def _run(self) -> None:
+        yield_the_processor()
+        super()._run()
 
     def stop(self) -> None:
         """End the thread. A request that waits for the bucket is left behind: what it writes is listed by nobody."""
@@ -296,7 +320,7 @@ class ArchiveService(Service):
 
     def _begin_uploads(self) -> bool:
         """Cut the next fragment if it is due; return whether one was cut."""
-        if len(self._uploads) >= IN_FLIGHT or self._stopping:
+        if len(self._uploads) >= IN_FLIGHT or self._stopping or self._waits_for_kernel():
             return False
         store, now = self._store, time.monotonic()
         limit = store.acknowledged_offset
@@ -330,12 +354,17 @@ class ArchiveService(Service):
             self._next_upload = max(now, self._next_upload) + (len(blobs[0]) + len(blobs[1])) / rate
         return True
 
+    def _waits_for_kernel(self) -> bool:
+        """Return whether the kernel is being compiled. Interpreted, it would hold the GIL, and messages would wait."""
+        return interpreted_count() > 0 and time.monotonic() - self._began < COMPILED_S
+
     def _hand_over(self, upload: _Upload) -> None:
         upload.under_way, upload.error = True, None
         self._jobs.put(upload)
 
     def _carry(self) -> None:
         """Write the objects of fragments. On a thread of its own."""
+        yield_the_processor()
         while (upload := self._jobs.get()) is not None:
             fragment = upload.fragment
             try:
@@ -410,7 +439,6 @@ class ArchiveService(Service):
 
     def _care(self) -> bool:
         """Take over what the other thread has done, and have it do what is next; return whether there may be more."""
-        assert self._lineage is not None
         work, now = self._work, time.monotonic()
         if work is not None:
             if not work.ended:
@@ -421,59 +449,76 @@ class ArchiveService(Service):
                 log.error("cannot %s of the archive %s: %s", work.what, self._objects.url, work.error)
                 self._next_care = now + CARE_AGAIN_S
                 return False
-            if work.result is not None:
-                self._replace(work.old, work.result)
+            if work.take_over is not None:
+                work.take_over()
             return True
-        if now < self._next_care or self._uploads or self._stopping:
-            return False
-        old = next_merge(self._lineage.manifest.entries)
-        if old:
-            epoch, compression = self._writer.epoch, self.settings.compression
-            self._begin_work(_Work("merge fragments", lambda: self._merge(old, epoch, compression), old))
-        elif now >= self._next_sweep:
-            self._next_sweep = now + SWEEP_S
-            replaced = {name for due, names in self._replaced if due <= now for name in names}
-            self._replaced = [each for each in self._replaced if each[0] > now]
-            lineage = self._lineage
-            self._begin_work(_Work("sweep objects", lambda: self._sweep(lineage, replaced)))
+        if now >= self._next_care and not self._uploads and not self._stopping:
+            self._work = self._next_work(now)
+            if self._work is not None:
+                threading.Thread(target=self._do, args=(self._work,), name="flintmq-archive-care", daemon=True).start()
         return False
 
-    def _begin_work(self, work: _Work) -> None:
-        self._work = work
+    def _next_work(self, now: float) -> _Work | None:
+        lineage = self._lineage
+        assert lineage is not None
+        if old := next_merge(lineage.manifest.entries):
+            epoch, compression = self._writer.epoch, self.settings.compression
+            return _Work("merge fragments", lambda: self._merge(lineage, old, epoch, compression))
+        if spans := next_index(lineage.manifest):
+            return _Work("merge keys", lambda: self._index(lineage, spans))
+        if now < self._next_sweep:
+            return None
+        self._next_sweep = now + SWEEP_S
+        replaced = {name for due, names in self._replaced if due <= now for name in names}
+        self._replaced = [each for each in self._replaced if each[0] > now]
+        return _Work("sweep objects", lambda: self._sweep(lineage, replaced))
 
-        def run() -> None:
-            try:
-                work.result = work.run()
-            except Exception as error:  # noqa: BLE001 - the service's thread decides what it means
-                work.error = error
-            work.ended = True
-            self.wake()
+    def _do(self, work: _Work) -> None:
+        """Do work. On a thread of its own."""
+        yield_the_processor()
+        try:
+            work.take_over = work.run()
+        except Exception as error:  # noqa: BLE001 - the service's thread decides what it means
+            work.error = error
+        work.ended = True
+        self.wake()
 
-        threading.Thread(target=run, name="flintmq-archive-care", daemon=True).start()
-
-    def _merge(self, old: Sequence[Entry], epoch: int, compression: Compression) -> NewFragment:
+    def _merge(self, lineage: Lineage, old: Sequence[Entry], epoch: int, compression: Compression) -> TakeOver:
         """Write one fragment that holds what the old ones hold."""
         new = merged(self._objects, old, Cutter(self._read, self._end_of_file), epoch, compression)
         self._objects.create(new.name.idx, new.idx)
         self._objects.create(new.name.log, new.log)
-        return new
 
-    def _replace(self, old: Sequence[Entry], new: NewFragment) -> None:
-        """Have the manifest list the new fragment instead; the old ones stay for the readers that hold an older one."""
-        assert self._lineage is not None
-        if not self._lineage.replace(old, new):
-            return
-        self._note_archived()
-        self.counts.merged_bytes += len(new.log) + len(new.idx)
-        names = [name for entry in old for name in (entry.name.log, entry.name.idx)]
-        self._replaced.append((time.monotonic() + READER_MS / 1000, names))
+        def take_over() -> None:
+            if lineage.replace(old, new):
+                self._note_archived()
+                self.counts.merged_bytes += len(new.log) + len(new.idx)
+                self._has_replaced(name for entry in old for name in (entry.name.log, entry.name.idx))
+
+        return take_over
+
+    def _index(self, lineage: Lineage, spans: Sequence[KeySpan]) -> TakeOver:
+        """Write one run of keys that holds what the spans hold."""
+        old, new = [run for span in spans for run in span.runs], write_merged(self._objects, spans)
+
+        def take_over() -> None:
+            if lineage.index(old, new):
+                self.counts.merged_bytes += sum(run_bytes(run.keys) for run in new)
+                self._has_replaced(run.name for run in old)
+
+        return take_over
+
+    def _has_replaced(self, names: Iterable[str]) -> None:
+        """Note objects that only readers of an older version of the manifest still need."""
+        self._replaced.append((time.monotonic() + READER_MS / 1000, list(names)))
 
     def _sweep(self, lineage: Lineage, replaced: Set[str]) -> None:
         """Delete what no reader can still need."""
         objects, now_ms = self._objects, time.time_ns() // 10**6
         for_orphans = time.monotonic() >= self._next_orphans
         versions, tables = list(objects.list(VERSIONS.rstrip("/"))), list(objects.list(TABLES))
-        listed = list(itertools.chain(objects.list("log"), objects.list(GROUPS.rstrip("/")))) if for_orphans else []
+        folders = ("log", GROUPS.rstrip("/"), KEY_RUNS.rstrip("/")) if for_orphans else ()
+        listed = [each for folder in folders for each in objects.list(folder)]
         # After the lists: an object in them that the newest version does not name was named by none that will come. So
         # a process that was paused for days deletes nothing of what another has written since.
         manifest = lineage.newest()
@@ -484,7 +529,7 @@ class ArchiveService(Service):
             self._next_orphans = time.monotonic() + ORPHAN_MS / 1000
             for group in manifest.groups:
                 entries += decode_group(objects.get(group.name), group.name)[0]
-        named = {group.name for group in manifest.groups}
+        named = {group.name for group in manifest.groups} | {run.name for run in manifest.runs}
         named.update(name for entry in entries for name in (entry.name.log, entry.name.idx))
         gone = [*old_versions(versions, manifest, now_ms), *old_tables(tables, now_ms), *(replaced - named)]
         gone += orphans(listed, named, now_ms)

@@ -325,7 +325,7 @@ class GroupCommitService(FlushService):
         sync.request(file, self.notice(target))
 
     def withdraw_notice(self) -> None:
-        """Withdraw the notice of the compiled thread's flush, if it makes one."""
+        """Have the compiled thread send no notice, if it has one and is not sending it already."""
         if self._sync is not None:
             self._sync.withdraw_notice()
 

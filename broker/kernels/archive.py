@@ -87,7 +87,7 @@ TEXT_BYTES = 2 * PROPERTIES_BYTES_MAX + 1
 
 
 def _signed(value: int) -> int:
-    value &= 0xFFFFFFFFFFFFFFFF
+    value = int(value) & 0xFFFFFFFFFFFFFFFF
     return value - (1 << 64) if value >> 63 else value
 
 
@@ -133,6 +133,7 @@ def _merged(value: int, lane: int) -> int:
 @inlined
 def _xxh64(text: np.ndarray, size: int) -> int:
     """Return XXH64 with seed 0 of ``text[:size]``, as a signed word."""
+    size = _word(size)
     at = 0
     if size >= 32:
         first, second, third, fourth = _P12, _P2, 0, _MINUS_P1

@@ -71,7 +71,12 @@ R_LEFT = 14
 """Number of reads with bytes that were not taken."""
 R_BYTES = 15
 """Bytes of the sizes and records that were shared out."""
-S_LENGTH = 16
+R_SERVED = 16
+"""Number of frames that the last ``share`` has served."""
+R_POPS = 17
+R_ACKS = 18
+"""Number of answers of each kind."""
+S_LENGTH = 19
 
 POP, ACK = 0, 1
 
@@ -86,7 +91,9 @@ H_SUFFIX = 5
 H_SUFFIX_BYTES = 6
 H_COUNT = 7
 """-1: it is in the frame."""
-H_WIDTH = 8
+H_PURPOSE = 8
+"""Number of what its frames ask for: equal for all heads that ask for the same."""
+H_WIDTH = 9
 
 # Columns of a frame.
 F_KIND = 0
@@ -109,10 +116,12 @@ F_SOURCE = 10
 F_SIZES_AT = 11
 F_RECORDS_AT = 12
 F_RECORDS_BYTES = 13
-F_WIDTH = 14
+F_PURPOSE = 14
+F_WIDTH = 15
 
 # Columns of a receipt.
 T_QUEUE = 0
+"""``H_PURPOSE`` in the upper half, the queue in the lower."""
 T_OFFSET = 1
 T_POP_MS = 2
 T_WIDTH = 3
@@ -176,14 +185,14 @@ if AVAILABLE:
         return count
 
     @inlined
-    def _note_receipts(state: np.ndarray, data: np.ndarray, count: int, at: int) -> bool:
+    def _note_receipts(state: np.ndarray, data: np.ndarray, count: int, at: int, purpose: int) -> bool:
         """Note the receipts from ``at`` on; return False if one is of a message that was delivered again."""
         receipts = integers_at(state[S_RECEIPTS], TURN_RECEIPTS_MAX * T_WIDTH)
         valid = bytes_at(state[S_VALID], TURN_RECEIPTS_MAX)
         for number in range(state[R_RECEIPTS], state[R_RECEIPTS] + count):
             if data[at] != 0:
                 return False
-            receipts[number * T_WIDTH + T_QUEUE] = load_be32(data, at + 1)
+            receipts[number * T_WIDTH + T_QUEUE] = purpose << 32 | load_be32(data, at + 1) & _U32
             receipts[number * T_WIDTH + T_OFFSET] = load_be64(data, at + 5)
             receipts[number * T_WIDTH + T_POP_MS] = load_be64(data, at + 13)
             valid[number] = 0
@@ -224,7 +233,7 @@ if AVAILABLE:
             count > RECEIPTS_MAX
             or body_end - body_at != count * _RECEIPT_BYTES
             or state[R_RECEIPTS] + count > TURN_RECEIPTS_MAX
-            or not _note_receipts(state, data, count, body_at)
+            or not _note_receipts(state, data, count, body_at, heads[head + H_PURPOSE])
         ):
             return 0
         frame = state[R_FRAMES] * F_WIDTH
@@ -236,7 +245,9 @@ if AVAILABLE:
         frames[frame + F_COUNT] = count
         frames[frame + F_AT] = at
         frames[frame + F_RECEIPT] = state[R_RECEIPTS]
-        frames[frame + F_ANSWERED] = frames[frame + F_FOUND] = frames[frame + F_RECORDS_BYTES] = 0
+        frames[frame + F_ANSWERED] = 1 if kind == ACK else 0
+        frames[frame + F_FOUND] = frames[frame + F_RECORDS_BYTES] = 0
+        frames[frame + F_PURPOSE] = heads[head + H_PURPOSE]
         state[R_FRAMES] += 1
         if kind == ACK:
             state[R_RECEIPTS] += count
@@ -315,11 +326,12 @@ if AVAILABLE:
 
         ``body``, at ``address``: ``count`` sizes, then the records; ``wanting``: places of the frames, of which the
         first are served already; each gets records up to ``bytes_max``, but one at least. ``offsets`` gets the queue
-        offset of each record.
+        offset of each record. ``R_SERVED`` says how many frames got some.
         """
         frames = integers_at(state[S_FRAMES], FRAMES_MAX * F_WIDTH)
         at = 4 * count
         record = 0
+        state[R_SERVED] = 0
         for k in range(first, len(wanting)):
             frame = wanting[k]
             found = size = 0
@@ -342,6 +354,7 @@ if AVAILABLE:
             frames[frame + F_RECORDS_AT] = at
             frames[frame + F_RECORDS_BYTES] = size
             state[R_BYTES] = out + size
+            state[R_SERVED] += 1
             at += size
             record += found
         return record
@@ -420,6 +433,7 @@ if AVAILABLE:
             while number < state[R_FRAMES] and frames[number * F_WIDTH + F_READ] == read:
                 if frames[number * F_WIDTH + F_ANSWERED] != 0:
                     at = _put_answer(state, number * F_WIDTH, at)
+                    state[R_ACKS if frames[number * F_WIDTH + F_KIND] == ACK else R_POPS] += 1
                 number += 1
             size = at - reads[read + E_OUT]
             reads[read + E_OUT_BYTES] = size

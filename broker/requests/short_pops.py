@@ -163,6 +163,10 @@ class ShortPops(ShortWay):
         self._parts = parts
         self._heads = IntTable(kernel.H_WIDTH)
         self._head_of: dict[int, PopHead] = {}
+        self._numbers: dict[Wish | Settling, int] = {}
+        self._purposes: dict[int, tuple[Wish | Settling, int]] = {}
+        """What heads ask for, and the number of these heads, by a number of its own."""
+        self._last_number = 0
         self._array = np.zeros(kernel.S_LENGTH, np.int64)
         self._state = self._array.data
         self._reads = KernelBuffer(np.zeros(READS_MAX * E_WIDTH, np.int64))
@@ -203,8 +207,19 @@ class ShortPops(ShortWay):
         values[place + kernel.H_SUFFIX] = head.suffix.ctypes.data
         values[place + kernel.H_SUFFIX_BYTES] = len(fields.suffix)
         values[place + kernel.H_COUNT] = fields.default
+        values[place + kernel.H_PURPOSE] = self._number(purpose)
         self._add_to_ring(connection, values, place)
         return head
+
+    def _number(self, purpose: Wish | Settling) -> int:
+        """Return the number of what one more head asks for."""
+        number = self._numbers.get(purpose)
+        if number is None:
+            self._last_number = number = self._last_number % 0x7FFFFFFF + 1
+            self._numbers[purpose] = number
+        same, heads = self._purposes.get(number, (purpose, 0))
+        self._purposes[number] = same, heads + 1
+        return number
 
     def renew(self, head: PopHead) -> None:
         """Note frames with this head again, after the general way has accepted one."""
@@ -220,6 +235,11 @@ class ShortPops(ShortWay):
         for head in heads:
             del self._head_of[head.place]
             self._heads.give_back(head.place)
+            number = self._numbers[head.purpose]
+            purpose, heads_left = self._purposes[number]
+            self._purposes[number] = purpose, heads_left - 1
+            if heads_left == 1:
+                del self._purposes[number], self._numbers[purpose]
         self.connections.give_back(connection)
 
     # ---- the turn of the connections that have entered ----
@@ -262,7 +282,8 @@ class ShortPops(ShortWay):
             self._parts.pops.write_journal()
             for number, connection in enumerate(owners):
                 place = number * E_WIDTH
-                reads[place + E_WAITS] = self._entered.get(reads[place + E_ROW]) is not connection
+                if self._entered.get(reads[place + E_ROW]) is not connection:
+                    reads[place + E_WAITS] = 1
             unsent = kernel.answer(self._array)
             self._count(began)
         # Copied before other connections are read.
@@ -304,36 +325,38 @@ class ShortPops(ShortWay):
 
     def _count(self, began: float) -> None:
         """Count the frames that are answered."""
-        frames, latencies = self._frames.values, self._parts.counters.latencies
-        counts = [0, 0]
-        for frame in range(0, self._state[kernel.R_FRAMES] * kernel.F_WIDTH, kernel.F_WIDTH):
-            counts[frames[frame + kernel.F_KIND]] += frames[frame + kernel.F_ANSWERED]
         seconds = time.monotonic() - began
-        for command, count in ((POP_MESSAGE, counts[kernel.POP]), (ACK_MESSAGE, counts[kernel.ACK])):
-            if count:
-                latencies[command.code].observe(seconds, count)
+        for command, slot in ((POP_MESSAGE, kernel.R_POPS), (ACK_MESSAGE, kernel.R_ACKS)):
+            if self._state[slot]:
+                self._parts.counters.latencies[command.code].observe(seconds, self._state[slot])
 
     # ---- what the frames of a turn get ----
 
     def _decide(self, left: dict[int, tuple[int, int]], owners: list[ShortConnection]) -> None:
         """Serve pops and acknowledgements; add those that are left to the general way to ``left``."""
-        frames, heads = self._frames.values, self._head_of
-        pops: dict[Wish, list[int]] = {}
-        acks: dict[Settling, list[int]] = {}
-        for frame in range(0, self._state[kernel.R_FRAMES] * kernel.F_WIDTH, kernel.F_WIDTH):
-            purpose = heads[frames[frame + kernel.F_HEAD]].purpose
-            if isinstance(purpose, Wish):
-                pops.setdefault(purpose, []).append(frame)
-            else:
-                acks.setdefault(purpose, []).append(frame)
-        for wish, of_wish in pops.items():
+        end = self._state[kernel.R_FRAMES] * kernel.F_WIDTH
+        frames = self._frames.array
+        kinds: list[int] = frames[kernel.F_KIND : end : kernel.F_WIDTH].tolist()
+        numbers: list[int] = frames[kernel.F_PURPOSE : end : kernel.F_WIDTH].tolist()
+        pops: dict[int, list[int]] = {}
+        for frame, kind, number in zip(range(0, end, kernel.F_WIDTH), kinds, numbers, strict=True):
+            if kind == kernel.POP:
+                of_number = pops.get(number)
+                if of_number is None:
+                    pops[number] = of_number = []
+                of_number.append(frame)
+        unsettled: set[int] = set()
+        for number, of_wish in pops.items():
+            wish = self._purposes[number][0]
+            assert isinstance(wish, Wish), "a pop's head"
             for frame in self._pop(wish, of_wish):
-                self._leave_from(frame, left, owners)
-        for settling, of_settling in acks.items():
-            self._settle(settling, of_settling, left)
+                unsettled |= self._leave_from(frame, left, owners)
+        if self._state[kernel.R_RECEIPTS]:
+            self._settle(unsettled)
 
-    def _leave_from(self, frame: int, left: dict[int, tuple[int, int]], owners: list[ShortConnection]) -> None:
-        """Leave a frame, and all that its connection sent after it, to the general way."""
+    def _leave_from(self, frame: int, left: dict[int, tuple[int, int]], owners: list[ShortConnection]) -> set[int]:
+        """Leave a pop, and all that its connection sent after it, to the general way; return the numbers of the
+        receipts among it."""
         frames, reads = self._frames.values, self._reads.values
         read, at = frames[frame + kernel.F_READ], frames[frame + kernel.F_AT]
         left[read] = at, reads[read + E_AT] + reads[read + E_BYTES]
@@ -341,9 +364,15 @@ class ShortPops(ShortWay):
         connection = owners[read // E_WIDTH]
         connection.bytes_in -= reads[read + E_AT] + reads[read + E_TAKEN] - at
         end = self._state[kernel.R_FRAMES] * kernel.F_WIDTH
+        receipts: set[int] = set()
         while frame < end and frames[frame + kernel.F_READ] == read:
             connection.frames_in -= 1
+            frames[frame + kernel.F_ANSWERED] = 0
+            if frames[frame + kernel.F_KIND] == kernel.ACK:
+                first = frames[frame + kernel.F_RECEIPT]
+                receipts.update(range(first, first + frames[frame + kernel.F_COUNT]))
             frame += kernel.F_WIDTH
+        return receipts
 
     def _pop(self, wish: Wish, frames: list[int]) -> list[int]:
         """Serve pops that ask for the same, one after the other; return those that are left."""
@@ -362,6 +391,7 @@ class ShortPops(ShortWay):
         if queues is None:
             return frames
         values, wanting = self._frames.values, np.array(frames, np.int64)
+        counts = self._frames.array[wanting + kernel.F_COUNT]
         served = 0
         for key in queues:
             if served == len(frames):
@@ -369,10 +399,9 @@ class ShortPops(ShortWay):
             start, room, blocked = pops.table.look(key, take)
             if start is None or blocked or room <= 0 or start == self._end_of(key):
                 continue
-            wanted = min(room, int(sum(values[frame + kernel.F_COUNT] for frame in frames[served:])))
+            wanted = min(room, int(counts[served:].sum()))
             end = self._take(wish, key, start, wanted, wanting, served, take)
-            while served < len(frames) and values[frames[served] + kernel.F_ANSWERED]:
-                served += 1
+            served += self._state[kernel.R_SERVED] if end is not None else 0
             if served < len(frames) and (end is None or (end < self._end_of(key) and end - start < room)):
                 return frames[served:]  # there is more, but not for this turn
         if served:
@@ -454,25 +483,22 @@ class ShortPops(ShortWay):
                 return True
         return False
 
-    def _settle(self, settling: Settling, frames: list[int], left: dict[int, tuple[int, int]]) -> None:
-        """Settle what was acknowledged, but not behind a pop that is left."""
-        values, valid = self._frames.values, self._valid.values
-        receipts = self._receipts.values[: self._state[kernel.R_RECEIPTS] * kernel.T_WIDTH].tolist()
+    def _settle(self, unsettled: set[int]) -> None:
+        """Settle what was acknowledged, but for the receipts with these numbers."""
+        end = self._state[kernel.R_RECEIPTS] * kernel.T_WIDTH
+        columns = (self._receipts.array[column : end : kernel.T_WIDTH].tolist() for column in range(kernel.T_WIDTH))
         queues: dict[int, tuple[list[tuple[int, int]], list[int]]] = {}
-        for frame in frames:
-            begin = left.get(values[frame + kernel.F_READ])
-            if begin is not None and values[frame + kernel.F_AT] >= begin[0]:
+        for number, (queue, offset, pop_ms) in enumerate(zip(*columns, strict=True)):
+            if unsettled and number in unsettled:
                 continue
-            values[frame + kernel.F_ANSWERED] = 1
-            first = values[frame + kernel.F_RECEIPT]
-            for number in range(first, first + values[frame + kernel.F_COUNT]):
-                at = number * kernel.T_WIDTH
-                of_queue = queues.get(receipts[at])
-                if of_queue is None:
-                    of_queue = queues[receipts[at]] = ([], [])
-                of_queue[0].append((receipts[at + 1], receipts[at + 2]))
-                of_queue[1].append(number)
-        for queue, (of_queue_receipts, numbers) in queues.items():
-            key = QueueKey(settling.group, settling.topic, queue)
-            for number, is_valid in zip(numbers, self._parts.pops.settle_of(key, of_queue_receipts), strict=True):
-                valid[number] = is_valid
+            of_queue = queues.get(queue)
+            if of_queue is None:
+                queues[queue] = of_queue = ([], [])
+            of_queue[0].append((offset, pop_ms))
+            of_queue[1].append(number)
+        for queue, (receipts, numbers) in queues.items():
+            purpose = self._purposes[queue >> 32][0]
+            # A queue below 0 is none, as one above 2**31 is none.
+            key = QueueKey(purpose.group, purpose.topic, queue & 0xFFFFFFFF)
+            valid = self._parts.pops.settle_of(key, receipts)
+            self._valid.array[numbers] = valid

@@ -911,8 +911,8 @@ class AppendOffsets:
         offsets: np.ndarray = self.table.array[first : first + rows * O_WIDTH].reshape(-1, O_WIDTH)[:, O_NEXT]
         return offsets
 
-    def await_messages(self, topic: str, queue_id: int, awaited: bool) -> None:
-        """Note whether a client waits for messages of the queue. Lost when the topic's rows move."""
+    def await_messages(self, topic: str, queue_id: int, awaited: int) -> None:
+        """Note whether a client waits for messages of the queue: see ``O_AWAITED``. Lost when the topic's rows move."""
         first, rows = self._topics.get(topic, (0, 0))
         if queue_id < rows:
             self.table.values[first + queue_id * O_WIDTH + O_AWAITED] = awaited

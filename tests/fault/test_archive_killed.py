@@ -41,11 +41,11 @@ class _Dying(Objects):
         if self.dead:
             raise ObjectError("the process is dead")
 
-    def create(self, name: str, content: bytes) -> None:
+    def create(self, name: str, content: bytes | bytearray) -> None:
         create = super().create
         self._change(lambda: create(name, content))
 
-    def put(self, name: str, content: bytes) -> None:
+    def put(self, name: str, content: bytes | bytearray) -> None:
         put = super().put
         self._change(lambda: put(name, content))
 

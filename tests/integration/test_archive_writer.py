@@ -279,7 +279,7 @@ def test_a_bucket_that_is_away_is_tried_again_until_it_is_back(
 class _Lying(Objects):
     """A store that overwrites what was to be created only, and says that all is well."""
 
-    def create(self, name: str, content: bytes) -> None:
+    def create(self, name: str, content: bytes | bytearray) -> None:
         self.put(name, content)
 
 

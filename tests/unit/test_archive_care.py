@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flintmq.broker.archive.key_runs import next_index, write_merged
 from flintmq.broker.archive.leftovers import HOUR_MS, old_tables, old_versions, orphans
 from flintmq.broker.archive.merge import MERGED, next_merge
-from flintmq.protocol.storage.archive.fragment import FRAGMENT_BYTES, FragmentName
+from flintmq.protocol.storage.archive.fragment import FRAGMENT_BYTES, FragmentName, encode_index
+from flintmq.protocol.storage.archive.keys import (
+    Entries,
+    block_of,
+    blocks_in,
+    decode_blocks,
+    positions_of,
+    sorted_entries,
+)
 from flintmq.protocol.storage.archive.manifest import LATEST, ArchiveManifest, Entry, version_name
-from flintmq.protocol.storage.archive.objects import Listed
+from flintmq.protocol.storage.archive.objects import Listed, Objects
 from flintmq.protocol.storage.archive.tables import table_object
 
 NOW_MS = 1_700_000_000_000
@@ -88,3 +102,47 @@ def test_of_old_tables_one_an_hour_and_one_a_day_is_kept() -> None:
     assert 12 + 23 + 4 <= len(kept) <= 13 + 25 + 6
     others = [listed(table_object(number, "config/x"), 90 * HOUR_MS) for number in range(3)]
     assert set(old_tables(others, NOW_MS)) == {each.name for each in others[:2]}
+
+
+def written(objects: Objects, keys: Entries, number: int) -> Entry:
+    """Write the index of a full fragment with these keys; return its entry."""
+    start = number * FRAGMENT_BYTES
+    name = FragmentName(0, start, start + FRAGMENT_BYTES, f"{number:016x}")
+    idx = encode_index(start, name.end, "none", [], [], keys, 1, [])
+    objects.create(name.idx, idx)
+    sizes = (FRAGMENT_BYTES, 0, len(idx))
+    return Entry(start, name.end, 0, name.rand, *sizes, b"", b"", 0, number, number, 1, len(keys), b"")
+
+
+@pytest.mark.parametrize("part_keys", [300, 100_000])
+def test_sixteen_runs_of_keys_become_one_and_every_key_is_found_in_it(tmp_path: Path, part_keys: int) -> None:
+    objects = Objects(tmp_path)
+    random = np.random.default_rng(5)
+    manifest, everything = ArchiveManifest(1, "", 0, "", 0, 0), []
+    for number in range(MERGED * MERGED):
+        keys = sorted_entries(random.integers(0, 2**64, 20, np.uint64), number * 1_000 + np.arange(20))
+        everything.append(keys)
+        manifest = manifest.next(entries=[*manifest.entries, written(objects, keys, number)])
+        while spans := next_index(manifest):
+            old = [run for span in spans for run in span.runs]
+            new = write_merged(objects, spans, part_keys)
+            runs = [run for run in manifest.runs if run not in old] + new
+            manifest = manifest.next(runs=sorted(runs, key=lambda run: (run.start, run.first_hash)))
+    whole = np.sort(np.concatenate(everything), order=("hash", "physical_offset"))
+    assert {run.level for run in manifest.runs} == {2}
+    assert (manifest.runs[0].start, manifest.runs[-1].end) == (0, manifest.end)
+    assert len(manifest.runs) == max(-(-len(whole) // part_keys), 1)
+    held = [decode_blocks(objects.get(run.name), run.name) for run in manifest.runs]
+    assert np.array_equal(np.concatenate(held), whole)
+    for hash_, position in whole[::97].tolist():
+        (run,) = [run for run in manifest.runs if run.first_hash <= hash_ <= run.last_hash]
+        assert block_of(hash_, run.keys, run.first_hash, run.last_hash) < blocks_in(run.keys)
+        assert position in positions_of(hash_, decode_blocks(objects.get(run.name), run.name))
+
+
+def test_keys_of_a_fragment_that_is_still_to_be_merged_wait() -> None:
+    full, small = [FRAGMENT_BYTES] * MERGED, [KIB] * 3
+    assert len(next_index(ArchiveManifest(1, "", 0, "", 0, 0, entries=entries_of(*full)))) == MERGED
+    assert not next_index(ArchiveManifest(1, "", 0, "", 0, 0, entries=entries_of(*small, *full)))
+    settled = entries_of(*small, *[FRAGMENT_BYTES] * 64)
+    assert [span.entry for span in next_index(ArchiveManifest(1, "", 0, "", 0, 0, entries=settled))] == settled[:MERGED]

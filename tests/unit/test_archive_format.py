@@ -70,7 +70,7 @@ COMPRESSIONS: tuple[Compression, ...] = ("zstd", "none")
 ENTRY = Entry(0, 10, 3, "ab" * 8, 10, 9, 8, b"l" * 32, b"i" * 32, 77, 1, 2, 1, 2, b"\x05")
 
 
-def a_fragment(compression: Compression) -> tuple[bytes, bytes]:
+def a_fragment(compression: Compression) -> tuple[bytearray, bytes]:
     """Return the two objects of a fragment with a hole between its frames."""
     log, frames = encode_frames(PIECES, compression)
     keys = sorted_entries(RANDOM.integers(0, 2**64, 5_000, np.uint64), RANDOM.integers(0, 2**40, 5_000, np.int64))
@@ -147,8 +147,8 @@ def test_no_flipped_bit_and_no_cut_goes_unnoticed(compression: Compression) -> N
         check_units(flipped(bytes(index.units_of(0)), 3), index.queues[0], "x.idx")
 
 
-def flipped(blob: bytes, at: int) -> bytes:
-    return blob[:at] + bytes([blob[at] ^ 0x10]) + blob[at + 1 :]
+def flipped(blob: bytes | bytearray, at: int) -> bytes:
+    return bytes(blob[:at]) + bytes([blob[at] ^ 0x10]) + bytes(blob[at + 1 :])
 
 
 def test_a_frame_that_states_another_size_is_refused_before_it_is_decompressed() -> None:

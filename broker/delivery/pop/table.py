@@ -172,13 +172,16 @@ class QueueInFlight:
             delivery.count -= 1
         self.open.clear()
 
-    def settle(self, offset: int, pop_ms: int) -> bool:
-        """Settle a message; return False if the receipt is not the one of its current delivery."""
-        delivery = self.open.get(offset)
-        if delivery is None or delivery.pop_ms != pop_ms or delivery.moving:
-            return False
-        self._close(offset)
-        return True
+    def settle_all(self, receipts: Iterable[tuple[int, int]]) -> list[bool]:
+        """Settle messages by (offset, pop time); return for each whether its receipt is its current delivery's."""
+        valid = []
+        for offset, pop_ms in receipts:
+            delivery = self.open.get(offset)
+            is_valid = delivery is not None and delivery.pop_ms == pop_ms and not delivery.moving
+            valid.append(is_valid)
+            if is_valid:
+                self._close(offset)
+        return valid
 
     def _close(self, offset: int) -> None:
         self.open.pop(offset).count -= 1
@@ -478,7 +481,7 @@ class InFlightTable:
         state = self._find(key)
         if state is None:
             return [False] * len(receipts)
-        valid = [state.settle(offset, pop_ms) for offset, pop_ms in receipts]
+        valid = state.settle_all(receipts)
         if any(valid):
             self.in_flight -= sum(valid)
             self._store(key, state)
@@ -576,7 +579,10 @@ class InFlightTable:
 QUEUE, TAKEN, SETTLED, RENEWED, FORGOTTEN = "q", "t", "s", "r", "f"
 
 
-def runs_of(offsets: Iterable[int]) -> list[list[int]]:
+def runs_of(offsets: Sequence[int]) -> list[list[int]]:
+    """Return ascending offsets as half-open ranges."""
+    if offsets and offsets[-1] - offsets[0] == len(offsets) - 1:  # as nearly always after a take
+        return [[offsets[0], offsets[-1] + 1]]
     runs: list[list[int]] = []
     for offset in offsets:
         if runs and runs[-1][1] == offset:
@@ -594,7 +600,7 @@ def taken(key: QueueKey, start: int, end: int, offsets: Sequence[int], take: Tak
     return [TAKEN, *key, start, end, runs_of(offsets), pop_ms, pop_ms + take.invisible_ms]
 
 
-def settled(key: QueueKey, offsets: Iterable[int]) -> PopEntry:
+def settled(key: QueueKey, offsets: Sequence[int]) -> PopEntry:
     return [SETTLED, *key, runs_of(offsets)]
 
 

@@ -5,6 +5,7 @@
     archive.json                            the archive's identity; written once
     log/EPOCH/START-END-RAND.log            a fragment: whole records of the CommitLog, verbatim
     log/EPOCH/START-END-RAND.idx            its index: frames, ConsumeQueue units, keys
+    keys/LEVEL/START-END-RAND-PART.run      the keys of many fragments, sorted
     groups/FIRST-LAST-RAND.mft              1,024 entries of the manifest each, immutable
     manifest/VERSION.mft                    the list of everything that counts; a new version for each change
     manifest/LATEST                         a copy of the newest version, or of the one before it

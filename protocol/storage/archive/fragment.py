@@ -309,22 +309,22 @@ def check_units(units: Bytes, run: Any, name: str) -> None:
 
 def encode_frames(
     pieces: Sequence[tuple[int, Bytes]], compression: Compression, level: int = 1
-) -> tuple[bytes, list[LogFrame]]:
+) -> tuple[bytearray, list[LogFrame]]:
     """Return the object with the records of a fragment, and its frames.
 
     ``pieces``: (physical offset, bytes) of ranges of the log in ascending order. Raises ``CompressionMissing``.
     """
     compress = _zstd_compressor(level) if compression == "zstd" else bytes
-    stored, frames, at = [], [], 0
+    stored, frames, at = bytearray(), [], 0
     for physical_offset, piece in pieces:
         view = memoryview(piece)
         for begin in range(0, len(view), FRAME_BYTES):
             raw = view[begin : begin + FRAME_BYTES]
             blob = compress(raw)
             frames.append(LogFrame(physical_offset + begin, len(raw), at, len(blob), signed(zlib.crc32(blob))))
-            stored.append(blob)
+            stored += blob
             at += len(blob)
-    return b"".join(stored), frames
+    return stored, frames
 
 
 def decode_frame(blob: Bytes, frame: Any, compression: Compression, name: str) -> Bytes:

@@ -28,6 +28,7 @@ GROUP_ENTRIES = 1_024
 LATEST = "manifest/LATEST"
 VERSIONS = "manifest/"
 GROUPS = "groups/"
+KEY_RUNS = "keys/"
 _MAGIC = b"FLINTMFT"
 _GROUP_MAGIC = b"FLINTGRP"
 

@@ -142,7 +142,7 @@ class Objects:
     def __repr__(self) -> str:
         return f"Objects({self.url!r})"
 
-    def create(self, name: str, content: bytes) -> None:
+    def create(self, name: str, content: bytes | bytearray) -> None:
         """Write a new object, never over another one; it is durable on return.
 
         Raises ``ObjectExists`` if there is one of other content. One of the same content is taken for this call's own:
@@ -155,7 +155,7 @@ class Objects:
             if hashlib.sha256(held).digest() != hashlib.sha256(content).digest():
                 raise
 
-    def put(self, name: str, content: bytes) -> None:
+    def put(self, name: str, content: bytes | bytearray) -> None:
         """Write an object, over another one if there is one; it is durable on return."""
         self._try("put", name, lambda: self._place.put(name, content, create=False))
 
@@ -300,7 +300,7 @@ class _Bucket:
         self.errors: tuple[type[Exception], ...] = (BaseError, OSError, NotImplementedError)
         self._store = store
 
-    def put(self, name: str, content: bytes, *, create: bool) -> None:
+    def put(self, name: str, content: bytes | bytearray, *, create: bool) -> None:
         """Write an object in one request: no parts of it can stay in the bucket if it is interrupted."""
         self._store.put(name, content, mode="create" if create else "overwrite", use_multipart=False)
 
@@ -463,7 +463,7 @@ class _Folder:
         self._root = root
         self._is_swept = False
 
-    def put(self, name: str, content: bytes, *, create: bool) -> None:
+    def put(self, name: str, content: bytes | bytearray, *, create: bool) -> None:
         path, scratch = self._root / name, self._root / _SCRATCH / f"{os.getpid()}-{os.urandom(8).hex()}"
         self._make_folder(path.parent)
         self._make_folder(scratch.parent)
