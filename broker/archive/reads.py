@@ -47,7 +47,7 @@ REFRESH_S = 10.0
 """Time after which a broker that does not write the archive reads its manifest again."""
 RETRY_AFTER_MS = 1_000
 FAILED_S = 5.0
-"""Time for which the first offset of a queue is taken for unknown after the bucket has failed."""
+"""Time for which the first offsets of queues are not looked for after the bucket has failed."""
 FIRSTS_MAX = 100_000
 """Maximum number of queues whose first archived offset is kept."""
 TOPICS_KEPT = 64
@@ -69,6 +69,7 @@ class ArchivedReads:
         self._read_at = 0.0
         self._firsts: dict[tuple[str, int], tuple[int, int, int | None, float]] = {}
         """Of each queue: the archive's start, ``visible_from``, the first offset, and until when that holds."""
+        self._failed_until = 0.0
         self._entries: dict[str, tuple[int, list[Entry]]] = {}
         self.gate = ColdReads(READS_MAX)
         self.threads = ThreadPoolExecutor(READS_MAX, "flintmq-archived", initializer=_mark_thread)
@@ -88,22 +89,25 @@ class ArchivedReads:
         held = self._firsts.get((topic, queue_id))
         manifest = self._written() or self._reader.known
         start = manifest.start if manifest is not None else -1
-        if held is not None and held[:2] == (start, visible_from) and time.monotonic() < held[3]:
+        now = time.monotonic()
+        if held is not None and held[:2] == (start, visible_from) and now < held[3]:
             return held[2]
+        if now < self._failed_until:
+            return self.known_first(topic, queue_id, visible_from)
         if not _is_archive_thread():
             if hot:
                 raise InArchive
             return self.known_first(topic, queue_id, visible_from)
-        until = float("inf")
-        found: int | None = None
         try:
             start = self._manifest().start
             found = self._first_of(topic, queue_id, visible_from)
         except ArchiveError as error:
             log.warning("the first archived message of queue %d of %r is unknown: %s", queue_id, topic, error)
-            until = time.monotonic() + FAILED_S
-        if found is None and until == float("inf"):
-            until = time.monotonic() + REFRESH_S  # its messages may be archived any moment
+            # Nobody else waits for the bucket in vain: until then the disk's offsets are shown where no other is known.
+            self._failed_until = time.monotonic() + FAILED_S
+            return self.known_first(topic, queue_id, visible_from)
+        # A queue without an archived message may have one any moment.
+        until = float("inf") if found is not None else time.monotonic() + REFRESH_S
         if len(self._firsts) >= FIRSTS_MAX:
             self._firsts.clear()
         self._firsts[topic, queue_id] = start, visible_from, found, until
@@ -281,7 +285,9 @@ def _records(fragment: Fragment, positions: np.ndarray, sizes: np.ndarray) -> by
     """Return the bytes of records, one after the other; those that are near each other are read together."""
     ahead = int(sizes.sum()) >= AHEAD_BYTES_MIN
     ends = positions + sizes
-    breaks = np.flatnonzero(positions[1:] - ends[:-1] > GAP_BYTES_MAX) + 1
+    # Where a file of the log ended, there is a hole.
+    stretches = fragment.stretch_of(positions)
+    breaks = np.flatnonzero((positions[1:] - ends[:-1] > GAP_BYTES_MAX) | (stretches[1:] != stretches[:-1])) + 1
     parts = []
     for first, stop in zip([0, *breaks.tolist()], [*breaks.tolist(), len(sizes)], strict=True):
         begin = int(positions[first])

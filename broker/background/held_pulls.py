@@ -54,7 +54,7 @@ class Wake(enum.Enum):
 class HeldPull:
     """One waiting pull. ``callback`` gets the reason exactly once, or never after ``cancel`` or ``give``."""
 
-    __slots__ = ("alike", "callback", "deadline", "offset", "service", "take")
+    __slots__ = ("alike", "callback", "deadline", "offset", "on_end", "service", "take")
 
     def __init__(
         self,
@@ -71,6 +71,8 @@ class HeldPull:
         self.callback = callback
         self.take: Callable[[PullResult], None] | None = None
         """Function that takes the result in place of ``callback``; None: the pull's owner must read it."""
+        self.on_end: Callable[[], None] | None = None
+        """Called when the pull waits no more."""
 
     def cancel(self) -> None:
         """Stop waiting; the callback will not be called. May be called at any time and more than once."""
@@ -141,8 +143,8 @@ class PullRequestHoldService:
         self._clock = clock
         self._call_at = call_at
         self._codes_between = codes_between
-        self.on_awaited: Callable[[str, int, bool], None] = lambda topic, queue, awaited: None
-        """Called when the first pull waits for a queue (True), and when none does any more (False)."""
+        self.on_awaited: Callable[[str, int, int], None] = lambda topic, queue, awaited: None
+        """Called with 1 when a pull begins to wait for a queue, and with 0 when none does any more."""
         self.by_queue: dict[tuple[str, int], _Queue] = {}
         """Held pulls by topic and queue. Other modules read it to see whether a queue has any."""
         self._deadlines: list[tuple[float, int, HeldPull]] = []
@@ -178,7 +180,6 @@ class PullRequestHoldService:
         of_queue = self.by_queue.get((topic, queue))
         if of_queue is None:
             of_queue = self.by_queue[topic, queue] = _Queue((topic, queue), offset)
-            self.on_awaited(topic, queue, True)
         of_queue.seen = min(of_queue.seen, offset)  # lower only if the topic was deleted and created again
         alike = of_queue.alike.get((tags, grouped, of_many))
         if alike is None:
@@ -187,6 +188,7 @@ class PullRequestHoldService:
         held = HeldPull(self, alike, offset, deadline, callback)
         alike.pulls[held] = None
         self._held += 1
+        self.on_awaited(topic, queue, 1)
         # The number breaks ties between equal deadlines, because pulls cannot be compared.
         heapq.heappush(self._deadlines, (deadline, next(self._sequence), held))
         if self._timer is None or deadline < self._timer_at:
@@ -267,8 +269,10 @@ class PullRequestHoldService:
                 alike.timer.cancel()
             if not queue.alike:
                 del self.by_queue[queue.key]
-                self.on_awaited(*queue.key, False)
+                self.on_awaited(*queue.key, 0)
         held.service = None
+        if held.on_end is not None:
+            held.on_end()
         # Both lead to the pull's owner, which refers to ``held``: the cycle would be garbage that only a collection
         # frees, and a collection stops the loop.
         held.callback, held.take = _ended, None

@@ -247,12 +247,16 @@ def send_pulled(request: Request, params: PullRequest, context: PullContext, pul
             f"which is {broker.limits.frame_bytes_max}"
         )
     context.note(request, params, pulled)
-    traffic = broker.counters.pulled.of(params.topic)
-    traffic.frames += 1
-    traffic.messages += pulled.count
-    traffic.bytes += len(pulled.body)
+    _count(broker, params, pulled.count, len(pulled.body))
     lost = _lost(broker, params, pulled.next_offset) if broker.store.quarantine else None
     context.respond(request, pulled, lost)
+
+
+def _count(broker: Broker, params: PullRequest, messages: int, body_bytes: int) -> None:
+    traffic = broker.counters.pulled.of(params.topic)
+    traffic.frames += 1
+    traffic.messages += messages
+    traffic.bytes += body_bytes
 
 
 def _lost(broker: Broker, params: PullRequest, next_offset: int) -> tuple[int, int] | None:
@@ -353,6 +357,10 @@ class PendingPull:
         if self.share is None:
             self.held.take = self._take
         self.request.deferred.held_pulls.add(self.held)
+        # A member of a group may lose the queue meanwhile, and a member of a set its lead.
+        is_plain = self.context is NATIVE and self.share is None and not params.member
+        if is_plain and broker.short_sends is not None and broker.member is None:
+            broker.short_sends.pulls.hold(self, self.held, self.request.responses, self.request.frame.request_id)
         broker.dispatch.hurry()
 
     def look_again(self) -> None:
@@ -384,6 +392,21 @@ class PendingPull:
         self.request.frame.began = time.monotonic() - self.busy_s
         self.request.attempt(lambda: self._answer(pulled))
         self.request.deferred.on_progress()
+
+    def given(self, record: memoryview, min_offset: int, sent: int) -> None:
+        """Take note of the response with a record, of which the socket took ``sent`` bytes; send the rest."""
+        request, next_offset, body_bytes = self.request, self.offset + 1, SIZE_BYTES + len(record)
+        request.deferred.held_pulls.discard(self.held)
+        request.frame.began = time.monotonic() - self.busy_s
+        _count(self.broker, self.params, 1, body_bytes)
+        head = encode_records_head(
+            SUCCESS, request.frame.request_id, 1, next_offset, min_offset, next_offset, body_bytes
+        )
+        request.responses.bytes_out += sent
+        if sent < len(head) + body_bytes:
+            request.responses.send((head + len(record).to_bytes(SIZE_BYTES, "big") + record)[sent:])
+        request.responses.completed(request.frame)
+        request.deferred.on_progress()
 
     def _answer_newest(self) -> None:
         """Respond with the message that the pull has waited for, if it is a single small one; else read on."""

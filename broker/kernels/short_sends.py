@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ...protocol.errors import SUCCESS
 from ...protocol.frames import (
     BEFORE_BORN,
     BEFORE_FIRST,
@@ -25,6 +26,7 @@ from ...protocol.frames import (
     REQUEST_ID_MAX,
     REQUEST_START,
     encode_produce_answer,
+    encode_records_head,
 )
 from ...protocol.storage.arrays.jit import i64, i64_array, inlined, is_compiled, kernel
 from ...protocol.storage.arrays.words import copy_bytes, load_be32, load_be64, store_be32, store_be64
@@ -65,6 +67,8 @@ OUT_BYTES = 256 * 1024
 """Room for the answers of a turn."""
 EVENT_BYTES = 12
 """Size of an ``epoll_event`` on this processor."""
+NEWEST_BYTES_MAX = 64 * 1024
+"""Largest record that a held pull is given as soon as it is appended."""
 LOG_BYTES = 1024 * 1024
 """Room for the records of a turn: the buffer of ``LogWriter``."""
 TOPICS_MAX = FRAMES_MAX
@@ -90,57 +94,65 @@ S_TOUCHED = 14
 S_PLACES = 15
 """Place of the connection with each descriptor."""
 S_RUNS = 16
-S_EPOLL = 17
+S_HELD = 17
+S_PULLED = 18
+S_RESPONSE = 19
+"""Room for one response to a pull."""
+S_GIVEN = 20
+S_EPOLL = 21
 """Descriptor of the epoll set; -1: the input is ``S_SIZE`` bytes of the connection ``S_ROW``."""
-S_ROW = 18
-S_AT = 19
-S_SIZE = 20
-S_ROOM = 21
+S_ROW = 22
+S_AT = 23
+S_SIZE = 24
+S_ROOM = 25
 """Number of bytes of the log that records and the blank after them may take; 0: take nothing."""
-S_BASE = 22
+S_BASE = 26
 """Physical offset of the next record."""
-S_FILE = 23
+S_FILE = 27
 """Descriptor of the log's file; -1: the caller writes the records."""
-S_FILE_AT = 24
+S_FILE_AT = 28
 """Position of the next record in the file."""
-S_AWAITED = 25
+S_AWAITED = 29
 """1 if clients wait for messages of any queue."""
-S_STORE_MS = 26
-S_NOW_MS = 27
+S_LOG_START = 30
+"""Physical offset at which the log begins; -1: no pull may be given a message."""
+S_STORE_MS = 31
+S_NOW_MS = 32
 """Monotonic time, which sequences are kept awake by."""
-S_FRAME_BYTES_MAX = 28
-S_WAITING_MAX = 29
+S_FRAME_BYTES_MAX = 33
+S_WAITING_MAX = 34
 """Bytes of one connection that may wait for a flush; with more, it is read no further."""
-S_IN_FLIGHT = 30
+S_IN_FLIGHT = 35
 """Bytes of all connections that may begin to wait for a flush in this turn."""
-S_SYNC = 31
+S_SYNC = 36
 """1 if every frame waits for a flush."""
-S_WAITING = 32
+S_WAITING = 37
 """1: ``send`` sends the answers that wait for a flush; 0: the others."""
-R_READS = 33
-R_FRAMES = 34
-R_REPORTS = 35
-R_TOUCHED = 36
-R_BYTES = 37
+R_READS = 38
+R_FRAMES = 39
+R_REPORTS = 40
+R_TOUCHED = 41
+R_BYTES = 42
 """Bytes of all records."""
-R_WRITTEN = 38
+R_WRITTEN = 43
 """Bytes of records that are in the file."""
-R_ANSWERED = 39
+R_ANSWERED = 44
 """Number of reads, the first ones, whose answers were sent, but for those that wait."""
-R_UNSENT = 40
+R_UNSENT = 45
 """Number of reads with answers that their sockets did not take whole."""
-R_OUT = 41
-R_COUNTED = 42
+R_OUT = 46
+R_COUNTED = 47
 """Bytes in flight: frames and answers that begin to wait for a flush."""
-R_WAITING = 43
+R_WAITING = 48
 """Number of frames whose answers wait for a flush."""
-R_LEFT = 44
+R_LEFT = 49
 """Number of reads with bytes that were not taken."""
-R_AWAITED = 45
+R_AWAITED = 50
 """Number of frames that clients may wait for."""
-R_RUNS = 46
+R_GIVEN = 51
+R_RUNS = 52
 """Number of runs that began."""
-S_LENGTH = 47
+S_LENGTH = 53
 
 # Columns of a connection.
 C_FD = 0
@@ -179,8 +191,25 @@ HEAD_WIDTH = 11
 O_NEXT = 0
 """Queue offset of its next message; -1: unknown since the start, or since a follower's log was copied."""
 O_AWAITED = 1
-"""1 if a held pull waits for the queue."""
+"""0: no held pull waits for the queue; 1: one does; from 2 on: place of the only one, plus 2."""
 O_WIDTH = 2
+
+# Columns of a held pull that waits for the next message of its queue.
+H_FD = 0
+H_OFFSET = 1
+H_LOG_START = 2
+"""Physical offset at which the log began when the pull was held: ``H_MIN_OFFSET`` depends on it."""
+H_MIN_OFFSET = 3
+H_REQUEST_ID = 4
+H_RECORD_BYTES_MAX = 5
+H_SENT = 6
+"""Number of bytes of the response that its socket took; -1: it was not given its message."""
+H_WIDTH = 8
+
+# Columns of a message that was given to a held pull.
+G_HELD = 0
+G_FRAME = 1
+G_WIDTH = 2
 
 # Columns of a topic.
 T_NEXT = 0
@@ -254,7 +283,7 @@ F_BODY_BYTES = 10
 F_RUN = 11
 """1 if the frame begins a run of its sequence."""
 F_AWAITED = 12
-"""1 if a client may wait for messages of the queue."""
+"""As ``O_AWAITED``; 0 also after the message was given."""
 F_NEXT = 13
 """First of the sequence's columns as they were before the frame."""
 F_BEFORE = 5
@@ -284,18 +313,29 @@ _FIRST_NAME_BYTES = len(BEFORE_FIRST)
 _BORN_NAME_BYTES = len(BEFORE_BORN)
 
 
-def _place(other: bytes) -> int:
+def _place(answer: bytes, other: bytes) -> int:
     """Return where an answer differs from one whose numbers are all 0."""
-    return next(at for at, byte in enumerate(other) if byte != ANSWER[at])
+    return next(at for at, byte in enumerate(other) if byte != answer[at])
 
 
 ANSWER = encode_produce_answer(0, 0, 0, 0, b"")
 """The answer to a frame, without its numbers and physical offsets."""
 _ANSWER_BYTES = len(ANSWER)
-_ANSWER_ID = _place(encode_produce_answer(1 << 24, 0, 0, 0, b""))
-_ANSWER_QUEUE = _place(encode_produce_answer(0, 1 << 24, 0, 0, b""))
-_ANSWER_OFFSET = _place(encode_produce_answer(0, 0, 1 << 56, 0, b""))
-_ANSWER_STORED = _place(encode_produce_answer(0, 0, 0, 1 << 56, b""))
+_ANSWER_ID = _place(ANSWER, encode_produce_answer(1 << 24, 0, 0, 0, b""))
+_ANSWER_QUEUE = _place(ANSWER, encode_produce_answer(0, 1 << 24, 0, 0, b""))
+_ANSWER_OFFSET = _place(ANSWER, encode_produce_answer(0, 0, 1 << 56, 0, b""))
+_ANSWER_STORED = _place(ANSWER, encode_produce_answer(0, 0, 0, 1 << 56, b""))
+
+PULLED = encode_records_head(SUCCESS, 0, 1, 0, 0, 0, 0)
+"""The head of the response to a pull with one record, without its numbers."""
+PULLED_BYTES = len(PULLED)
+_PULLED_ID = _place(PULLED, encode_records_head(SUCCESS, 1 << 24, 1, 0, 0, 0, 0))
+_PULLED_NEXT = _place(PULLED, encode_records_head(SUCCESS, 0, 1, 1 << 56, 0, 0, 0))
+_PULLED_MIN = _place(PULLED, encode_records_head(SUCCESS, 0, 1, 0, 1 << 56, 0, 0))
+_PULLED_MAX = _place(PULLED, encode_records_head(SUCCESS, 0, 1, 0, 0, 1 << 56, 0))
+SIZE_BYTES = 4
+_BODY_AT = PULLED_BYTES + SIZE_BYTES
+RESPONSE_BYTES = _BODY_AT + NEWEST_BYTES_MAX
 
 if AVAILABLE:
     from numba import types
@@ -490,8 +530,9 @@ if AVAILABLE:
             topics[topic + T_NEXT] = queue + 1
         row = topics[topic + T_ENDS] + queue * O_WIDTH
         ends[row + O_NEXT] = frames[frame + F_OFFSET] + count
-        frames[frame + F_AWAITED] = state[S_AWAITED] | ends[row + O_AWAITED]
-        state[R_AWAITED] += frames[frame + F_AWAITED]
+        frames[frame + F_AWAITED] = 1 if state[S_AWAITED] != 0 else ends[row + O_AWAITED]
+        if frames[frame + F_AWAITED] != 0:
+            state[R_AWAITED] += 1
         if topics[topic + T_FRAMES] == 0:
             integers_at(state[S_TOUCHED], TOPICS_MAX)[state[R_TOUCHED]] = head
             state[R_TOUCHED] += 1
@@ -637,6 +678,45 @@ if AVAILABLE:
         return True
 
     @inlined
+    def _give_messages(state: np.ndarray, first: int) -> None:
+        """Answer the held pulls that wait for just the messages of the frames from ``first`` on."""
+        frames = integers_at(state[S_FRAMES], FRAMES_MAX * F_WIDTH)
+        held = integers_at(state[S_HELD], MANY)
+        response = bytes_at(state[S_RESPONSE], RESPONSE_BYTES)
+        given = integers_at(state[S_GIVEN], FRAMES_MAX * G_WIDTH)
+        for number in range(first, state[R_FRAMES]):
+            frame = number * F_WIDTH
+            row = frames[frame + F_AWAITED] - 2
+            if row < 0 or frames[frame + F_COUNT] != 1 or frames[frame + F_WAITS] != 0:
+                continue
+            begin = 0 if number == 0 else frames[frame - F_WIDTH + F_END]
+            size = frames[frame + F_END] - begin
+            offset = frames[frame + F_OFFSET]
+            if (
+                held[row + H_SENT] >= 0
+                or held[row + H_OFFSET] != offset
+                or held[row + H_LOG_START] != state[S_LOG_START]
+                or size > held[row + H_RECORD_BYTES_MAX]
+            ):
+                continue
+            copy_bytes(bytes_at(state[S_PULLED], PULLED_BYTES), 0, response, 0, PULLED_BYTES)
+            store_be32(response, 0, _BODY_AT - 4 + size)
+            store_be32(response, _PULLED_ID, held[row + H_REQUEST_ID])
+            store_be64(response, _PULLED_NEXT, offset + 1)
+            store_be64(response, _PULLED_MIN, held[row + H_MIN_OFFSET])
+            store_be64(response, _PULLED_MAX, offset + 1)
+            store_be32(response, PULLED_BYTES, size)
+            copy_bytes(bytes_at(state[S_LOG], LOG_BYTES), begin, response, _BODY_AT, size)
+            fd = np.int32(held[row + H_FD])
+            sent = send_to(fd, state[S_RESPONSE], _BODY_AT + size, np.int32(NO_WAIT | NO_SIGNAL))
+            held[row + H_SENT] = max(sent, 0)
+            given[state[R_GIVEN] * G_WIDTH + G_HELD] = row
+            given[state[R_GIVEN] * G_WIDTH + G_FRAME] = frame
+            state[R_GIVEN] += 1
+            frames[frame + F_AWAITED] = 0
+            state[R_AWAITED] -= 1
+
+    @inlined
     def _send_answers(state: np.ndarray) -> None:
         """Send the answers of the reads that were not answered; see ``send``."""
         connections = integers_at(state[S_CONNECTIONS], MANY)
@@ -677,10 +757,14 @@ if AVAILABLE:
             _write_records(state)
             return state[R_FRAMES]
         while True:
-            before = state[R_READS]
+            before, first = state[R_READS], state[R_FRAMES]
             _read_ready(state)
-            if not _write_records(state) or state[R_AWAITED] > 0:
+            if not _write_records(state):
                 break
+            if state[R_AWAITED] > 0:
+                _give_messages(state, first)
+                if state[R_AWAITED] > 0:
+                    break
             _send_answers(state)
             if (
                 state[R_READS] - before < 2  # whoever sends next needs time to wake up

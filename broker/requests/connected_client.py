@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from ...protocol.auth.permissions import GROUP, PUBLISH, TOPIC
@@ -177,6 +177,20 @@ WAITING_ANSWER_BYTES = 400
 """Memory overhead of a response that waits for a flush, in addition to its bytes."""
 
 
+class ShortSocket(Protocol):
+    """A connection's socket by which a kernel answers its held pulls."""
+
+    @property
+    def waiting(self) -> Sized:
+        """The pulls that the kernel answers."""
+
+    def stop(self) -> None:
+        """Let the loop answer them: something else is written."""
+
+    def close(self) -> None:
+        """Close the descriptor: the connection is closed."""
+
+
 class SendSide(Protocol):
     """What all connections of a broker share to send."""
 
@@ -203,7 +217,7 @@ class ResponseQueue:
     __slots__ = tuple(
         (
             "_broker _encode_error _on_full _on_sent bytes_out closed flush_offset leave_short_way out out_bytes "
-            "paused running transport turn_began unflushed unflushed_bytes written"
+            "paused pull_socket running transport turn_began unflushed unflushed_bytes written"
         ).split()
     )
 
@@ -237,6 +251,8 @@ class ResponseQueue:
         self.unflushed_bytes = 0
         self.leave_short_way: Callable[[], None] | None = None
         """Called before anything is written while a kernel sends the answers of this connection (``short_sends``)."""
+        self.pull_socket: ShortSocket | None = None
+        """The descriptor by which a kernel answers held pulls of this connection (``short_pulls``)."""
         self.flush_offset = 0
         """End offset of this turn's last message that must be flushed, or 0."""
 
@@ -253,6 +269,8 @@ class ResponseQueue:
         """Give all collected responses to the transport."""
         if self.leave_short_way is not None:
             self.leave_short_way()
+        if self.pull_socket is not None:
+            self.pull_socket.stop()
         out = self.out
         self.out = []
         self.out_bytes = 0
@@ -386,6 +404,8 @@ class ResponseQueue:
         self.unflushed_bytes = 0
         self.unflushed.clear()
         self.out.clear()
+        if self.pull_socket is not None:
+            self.pull_socket.close()
         self._broker.send_memory.note(self, 0)
         # They lead to the connection, which leads here: such a cycle would wait for the collector.
         self._on_sent = self._on_full = nothing

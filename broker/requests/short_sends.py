@@ -23,6 +23,7 @@ TLS                                                    never enters; the short w
 half of the descriptors are taken                      does not enter, likewise
 end of the input, an error, a partial frame            the connection leaves
 any other response on the connection, a slow reader    the connection leaves
+a pull waits for a message                             in each frame; see ``short_pulls``
 ====================================================== =============================================================
 """
 
@@ -38,6 +39,7 @@ import numpy as np
 from ..int_table import IntTable
 from ..kernels import short_sends as kernel
 from ..store import Appended
+from .short_pulls import ShortPulls
 from .short_way import KernelBuffer, ShortWay
 
 if TYPE_CHECKING:
@@ -136,10 +138,16 @@ class ShortSends(ShortWay):
         """The answers of the present turn that need not wait are still to be sent."""
         self._buffer = bytearray()
         """The buffer of ``_input``."""
-        log = KernelBuffer(parts.store.commitlog.writer.array)
+        self._log = KernelBuffer(parts.store.commitlog.writer.array)
+        self._pulled = KernelBuffer(np.frombuffer(bytearray(kernel.PULLED), np.uint8))
+        self._response = KernelBuffer(np.zeros(kernel.RESPONSE_BYTES, np.uint8))
+        self._given = KernelBuffer(np.zeros(kernel.FRAMES_MAX * kernel.G_WIDTH, np.int64))
         for slot, table in (
             (kernel.S_EVENTS, self._events),
-            (kernel.S_LOG, log),
+            (kernel.S_LOG, self._log),
+            (kernel.S_PULLED, self._pulled),
+            (kernel.S_RESPONSE, self._response),
+            (kernel.S_GIVEN, self._given),
             (kernel.S_PLAN, self._plan),
             (kernel.S_OUT, self.out),
             (kernel.S_ANSWER, self._answer),
@@ -151,6 +159,7 @@ class ShortSends(ShortWay):
             self.state[slot] = table.address
         self._read()
         store = parts.store
+        self.pulls = ShortPulls(store, parts.holds, self._descriptors_max)
         store.topics.on_change, store.append_offsets.on_move = self.retire_topic, self._moved
         parts.holds.on_awaited = store.append_offsets.await_messages
 
@@ -193,7 +202,7 @@ class ShortSends(ShortWay):
         self.retire_topic(topic)
         for queue in range(queues):
             if (topic, queue) in self._parts.holds.by_queue:
-                self._parts.store.append_offsets.await_messages(topic, queue, True)
+                self._parts.store.append_offsets.await_messages(topic, queue, 1)
 
     def retire_topic(self, topic: str) -> None:
         """Take no frame for a topic until the general way has accepted one with the same head."""
@@ -240,6 +249,7 @@ class ShortSends(ShortWay):
         state[kernel.S_ROOM] = min(file.allocated - state[kernel.S_FILE_AT], kernel.LOG_BYTES)
         state[kernel.S_STORE_MS] = commitlog.next_store_ms()
         state[kernel.S_NOW_MS] = int(began * 1000)
+        state[kernel.S_HELD], state[kernel.S_LOG_START] = self.pulls.table.address, self.pulls.log_start
         state[kernel.S_AWAITED] = parts.dispatch.may_wait_for_any()
         state[kernel.S_FRAME_BYTES_MAX] = parts.produce_frame_bytes_max
         state[kernel.S_IN_FLIGHT] = in_flight
@@ -392,6 +402,12 @@ class ShortSends(ShortWay):
         for answers in self._answers:
             self._hand_over(answers, place, connection)
 
+    def leave_all(self) -> bool:
+        """Let all connections leave, and all held pulls be answered by the loop, because descriptors are short; return
+        whether there was one."""
+        have_left = super().leave_all()
+        return self.pulls.close_all() or have_left
+
     def _hand_over(self, answers: WaitingAnswers, place: int, connection: ShortConnection) -> None:
         """Move a connection's part of waiting answers to its own queue of responses."""
         reads, frames, out = answers.reads.values, answers.frames.values, answers.out.values
@@ -463,6 +479,11 @@ class ShortSends(ShortWay):
     def _end_turn(self, began: float) -> None:
         """Do for all frames of the turn together what the kernel has not done."""
         state, parts = self.state, self._parts
+        for number in range(0, state[kernel.R_GIVEN] * kernel.G_WIDTH, kernel.G_WIDTH):
+            frame = self._given.values[number + kernel.G_FRAME]
+            begin = self.frames.values[frame - kernel.F_WIDTH + kernel.F_END] if frame else 0
+            record = self._log.values[begin : self.frames.values[frame + kernel.F_END]]
+            self.pulls.given(self._given.values[number + kernel.G_HELD], record)
         sharing, reads = parts.dispatch.sharing, state[kernel.R_READS]
         sharing.turn(self, began)
         if reads > 1:

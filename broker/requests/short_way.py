@@ -82,7 +82,9 @@ class ShortWay(ABC):
 
     def enter(self, place: int, connection: ShortConnection) -> bool:
         """Read a connection from now on, whose transport reads no more; return False if that is not possible."""
-        sock = connection.transport.get_extra_info("socket")
+        sock, pulls = connection.transport.get_extra_info("socket"), connection.responses.pull_socket
+        if pulls is not None and pulls.waiting:
+            return False
         if sock is None or connection.transport.get_write_buffer_size() or connection.responses.unflushed:
             return False
         try:

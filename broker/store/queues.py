@@ -314,8 +314,14 @@ class ConsumeQueue:
         return physical_offset, size, tags_code
 
     def append(self, units: memoryview) -> None:
-        """Write units at ``max_offset``, then publish them. Raises OSError ENOSPC, publishing nothing."""
+        """Write units at ``max_offset``, then publish them. Raises OSError ENOSPC, publishing nothing.
+
+        If others wait in memory, these join them.
+        """
         if self._gathered is not None:
+            if len(units) < GATHERED_UNITS_MAX * UNIT_BYTES:
+                self.gather(units)  # a write of its own, after one of those that wait, would cost twice
+                return
             self._write_gathered(self._gathered)
         at = self.max_offset * UNIT_BYTES
         start = at - at % self.file_bytes
@@ -911,8 +917,8 @@ class AppendOffsets:
         offsets: np.ndarray = self.table.array[first : first + rows * O_WIDTH].reshape(-1, O_WIDTH)[:, O_NEXT]
         return offsets
 
-    def await_messages(self, topic: str, queue_id: int, awaited: bool) -> None:
-        """Note whether a client waits for messages of the queue. Lost when the topic's rows move."""
+    def await_messages(self, topic: str, queue_id: int, awaited: int) -> None:
+        """Note whether a client waits for messages of the queue: see ``O_AWAITED``. Lost when the topic's rows move."""
         first, rows = self._topics.get(topic, (0, 0))
         if queue_id < rows:
             self.table.values[first + queue_id * O_WIDTH + O_AWAITED] = awaited

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flintmq.client import Admin, Consumer, Message, Producer, StoredMessage
-from flintmq.protocol.commands import PULL
+from flintmq.protocol.commands import GET_MIN_OFFSET, PULL
 from flintmq.protocol.errors import SUCCESS, MessageNotFound, OffsetOutOfRange, ServiceNotAvailable
 from flintmq.protocol.remoting import codes
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
@@ -158,6 +158,8 @@ def test_a_bucket_that_is_away_fails_old_reads_alone(
     assert refused.code == ServiceNotAvailable.code
     assert "in the archive only" in refused.fields["message"]
     assert refused.fields["retry_after_ms"] > 0
+    # Of a queue that nobody has read yet, the archive's first offset is shown if it is known, or else the disk's.
+    assert peer.call(GET_MIN_OFFSET, {"topic": "orders", "queue": 1}).code == SUCCESS
 
 
 def test_rocketmqs_clients_read_on_in_the_archive(broker: BrokerFactory, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ CASES = {
     "tracing": {"single_off", "single_own", "many_own", "bulk_own", "listener_own", "batches_sdk", "bare"},
     "delayed": {"async", "sync", "async_beside", "sync_beside"},
     "rebalance": {"join", "join_moves", "leave", "leave_moves", "kill", "kill_moves"},
+    "archive": {"bulk", "behind", "direct", "direct_ratio", "cold", "key", "gets", "day_gets"},
     "ways": {"own_64_turns", "own_64_general", "cold_turns", "gateway_64_repeated"},
     "tail": {"send_p99.99_flintmq", "query_p50_flintmq", "group_p99_flintmq", "stalls", "stall_max"},
 }

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
+from unittest import mock
 
 import msgpack
 import pytest
@@ -23,7 +24,7 @@ from flintmq.broker.kernels.addresses import AVAILABLE
 from flintmq.broker.net.connection import ClientConnection
 from flintmq.broker.requests.short_sends import ShortSends
 from flintmq.protocol.errors import ServiceNotAvailable
-from flintmq.protocol.frames import ProduceHead
+from flintmq.protocol.frames import ProduceHead, PullHead
 from tests.native_side import CHANGES, TOPICS, NativeSide, change_topic
 from tests.paired_brokers import Pair, Wire, pair_of, split_evenly
 from tests.property.test_repeated_produce import produces
@@ -62,11 +63,15 @@ class SocketWire(Wire):
         return self.ours
 
     def write(self, data: bytes) -> None:
-        """Send the data, which the socket has room for."""
-        assert self.ours.send(data) == len(data)
+        """Send the data; if the socket is full, the client reads."""
+        rest = memoryview(data)
+        while rest:
+            with suppress(BlockingIOError):
+                rest = rest[self.ours.send(rest) :]
+            self.receive()
 
     def writelines(self, parts: list[bytes]) -> None:
-        """Send the data, which the socket has room for."""
+        """Send the data; if the socket is full, the client reads."""
         self.write(b"".join(parts))
 
     def receive(self) -> None:
@@ -112,6 +117,19 @@ class SocketSide(NativeSide):
             await self._until(lambda: self._pump() and not wire.unread())
         await self._until(lambda: self._pump() and len(self.answers()) >= requests)
 
+    async def hold(self, requests: bytes, count: int) -> None:
+        """Send pulls from the consumer, and return after each of them is answered or held."""
+        self.use(CONSUMER)
+        held = self.connection.deferred.held_pulls
+        wanted = len(held) + len(self.answers()) + count
+        await self.feed([requests], 0)
+        await self._until(lambda: self._pump() and len(held) + len(self.answers()) == wanted)
+
+    async def woken(self, topic: str, queue: int) -> None:
+        """Return after no pull waits for a queue, and the consumer has all responses."""
+        self.use(CONSUMER)
+        await self._until(lambda: self._pump() and (topic, queue) not in self.broker.holds.by_queue)
+
     def _pump(self) -> bool:
         """Do what a transport would do now."""
         wire, connection = cast(SocketWire, self.wire), self.connection
@@ -120,7 +138,8 @@ class SocketSide(NativeSide):
             with suppress(BlockingIOError):
                 if size := wire.ours.recv_into(room):
                     connection.buffer_updated(size)
-        wire.receive()
+        for each in self.wires:
+            each.receive()
         return True
 
 
@@ -335,3 +354,65 @@ def test_frames_after_those_that_filled_the_disk_are_refused_alone(
     pair.check_equal()
     for client in clients:
         warm(pair, client)
+
+
+CONSUMER = 2
+waiting_pulls = st.tuples(st.integers(0, 1), st.sampled_from([{}, {}, {}, {"max_bytes": 150}, {"group": "g"}]))
+sizes = st.one_of(*[st.sampled_from([[0], [4], [40]])] * 4, st.sampled_from([[4, 4], [kernel.NEWEST_BYTES_MAX]]))
+deliveries = st.lists(
+    st.tuples(
+        st.lists(waiting_pulls, min_size=1, max_size=2), st.integers(0, 1), sizes, st.sampled_from([True] * 6 + [False])
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(steps=deliveries)
+@settings(
+    max_examples=40, deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_pulls_that_the_kernel_answers_get_the_same_responses_as_others(
+    pair: Pair[SocketSide], steps: list[Any]
+) -> None:
+    sides, topic = (pair.short, pair.general), "orders"
+    warm(pair, 0)
+    short_pulls = pair.short.broker.short_sends
+    assert short_pulls is not None
+    answered = short_pulls.pulls.given
+    given = 0
+
+    def count(place: int, record: memoryview) -> None:
+        nonlocal given
+        given += 1
+        answered(place, record)
+
+    # At the end, a message for each queue ends the pulls that are left.
+    steps = [*steps, ([], 0, [4], False), ([], 1, [4], False)]
+    with mock.patch.object(short_pulls.pulls, "given", count):
+        for waiting, queue, bodies, entered in steps:
+            requests = b""
+            for of_queue, fields in waiting:
+                pair.next_id += 1
+                offset = pair.general.broker.store.append_offsets.known(topic, of_queue)
+                values = {"topic": topic, "queue": of_queue, "max_count": 5, "max_bytes": 1 << 20, "wait_ms": 60_000}
+                requests += PullHead(values | fields).encode(pair.next_id, offset)
+            packed = b"".join(msgpack.packb([bytes(size), {}]) for size in bodies)
+            pair.next_id += 1
+            head = ProduceHead(topic, queue, 0, "", "", "EF" * 10)
+            sent = head.encode(pair.next_id, len(bodies), 4 * pair.next_id, 0, len(packed)) + packed
+            for side in sides:
+                pair.runner.run(side.hold(requests, len(waiting)))
+                side.use(0 if entered else 1)
+                pair.runner.run(side.feed([sent], 1))
+                pair.runner.run(side.woken(topic, queue))
+            responses = []
+            for side in sides:
+                side.use(CONSUMER)
+                responses.append(sorted(side.answers(), key=lambda answer: answer[0]))
+                side.wire.sent.clear()
+                side.use(0 if entered else 1)
+            assert responses[0] == responses[1]
+            pair.check_equal()
+            assert pair.short.pulled() == pair.general.pulled()
+    event(f"messages given by the kernel: {min(given, 5)}")

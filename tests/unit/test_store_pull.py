@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.filters import compile_filter
+from flintmq.broker.kernels.short_sends import NEWEST_BYTES_MAX
 from flintmq.broker.store import (
     DamagedRecord,
     KeySearch,
@@ -19,7 +20,7 @@ from flintmq.broker.store import (
     TopicConfig,
     WouldBlock,
 )
-from flintmq.broker.store.read.pulls import FILTERED_RECORDS_MAX, NEWEST_BYTES_MAX
+from flintmq.broker.store.read.pulls import FILTERED_RECORDS_MAX
 from flintmq.broker.store.read.queue_reads import ANSWER_BYTES_MAX
 from flintmq.protocol.errors import (
     PULL_NOT_FOUND,

@@ -18,6 +18,7 @@ from ....protocol.storage.arrays.record_positions import locate_records
 from ....protocol.storage.layout import MAGIC_V1, MAGIC_V2, RECORD, RECORD_BYTES_MIN, UNIT_BYTES
 from ....protocol.storage.record import PROPERTY_SEPARATOR
 from ...kernels import gather as kernel
+from ...kernels.short_sends import NEWEST_BYTES_MAX
 from ..errors import CorruptLog, DamagedRecord, WouldBlock
 from .queue_reads import ANSWER_BYTES_MAX
 
@@ -156,9 +157,6 @@ FILTERED_RECORDS_MIN = 256
 FILTERED_BYTES_MAX = 512 * 1024
 """Maximum bytes (with ``FILTERED_RECORDS_MAX`` records) that a pull with a filter reads before it answers; a single
 larger record is read anyway."""
-
-NEWEST_BYTES_MAX = 64 * 1024
-"""Largest record that ``newest`` reads."""
 
 _NO_TAGS = np.zeros(1, np.int64)
 _SIZE = struct.Struct(">I")

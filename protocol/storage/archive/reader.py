@@ -18,6 +18,7 @@ from math import isqrt
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from ..layout import RECORD_BYTES_MIN, UNIT_BYTES
 from ..record import PROPERTY_KEYS, PROPERTY_UNIQ_KEY, CorruptRecord, Record, decode_record, split_keys
@@ -483,13 +484,19 @@ class Fragment:
         self._before = np.concatenate(([0], np.cumsum(frames["raw_bytes"], dtype=np.int64)))
         """Bytes of the log in the frames before each."""
 
+        begins = np.ones(len(frames), np.bool_)
+        begins[1:] = self._starts[1:] != self._ends[:-1]
+        self._stretches = self._starts[begins]
+        """Where the ranges of the log begin that the fragment holds without a hole."""
+
     def stretches(self) -> list[tuple[int, int]]:
         """Return the ranges of the log that the fragment holds without a hole, in order."""
-        if not len(self._starts):
-            return []
-        breaks = np.flatnonzero(self._starts[1:] != self._ends[:-1])
-        begins, ends = self._starts[np.append(0, breaks + 1)], self._ends[np.append(breaks, len(self._ends) - 1)]
-        return list(zip(begins.tolist(), ends.tolist(), strict=True))
+        last = np.append(np.searchsorted(self._starts, self._stretches[1:]) - 1, len(self._ends) - 1)
+        return list(zip(self._stretches.tolist(), self._ends[last].tolist(), strict=True)) if len(self._ends) else []
+
+    def stretch_of(self, physical_offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the number of the stretch that each byte of the log is in; all must be in one."""
+        return np.searchsorted(self._stretches, physical_offsets, "right") - 1
 
     def holds(self, physical_offset: int) -> bool:
         """Return whether the fragment holds this byte of the log."""

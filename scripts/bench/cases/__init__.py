@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..measure import Case
 from . import (
+    archive,
     beside,
     console,
     groups,
@@ -48,6 +49,7 @@ ALL: tuple[Case, ...] = (
     process.TOOLS,
     replication.CASE,
     sends.RECORD_CHECKSUM,
+    archive.CASE,
     process.IDLE,
     process.FIRST_START,
     process.FOOTPRINT,

@@ -1,5 +1,5 @@
-"""Many connections that each send one message at a time, beside Redis in turns, with clients in C; and the same
-through the gateway for RocketMQ's clients.
+"""Connections that each send one message at a time, or at a pace to a waiting pull, beside Redis in turns, with clients
+in C; and single messages through the gateway for RocketMQ's clients.
 
 Clients in Python take as much CPU time as the broker, and hide what many machines would see.
 """
@@ -11,14 +11,14 @@ import random
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgpack
 
 from flintmq.protocol.commands import HELLO, LAYOUT_ROWS, PROTOCOL_VERSION
-from flintmq.protocol.frames import BEFORE_BORN, REQUEST, ProduceHead, encode_frame
+from flintmq.protocol.frames import BEFORE_BORN, REQUEST, ProduceHead, PullHead, encode_frame
 from flintmq.protocol.remoting.codes import SEND_MESSAGE_V2
 from flintmq.protocol.remoting.command import LENGTHS, VERSION
 from lib.replica_servers import free_ports
@@ -28,10 +28,13 @@ from ..load import QUEUES, TOPIC
 from ..machine import cpu_seconds, many_files
 from ..measure import BenchFailed, Case, Measure, Sample, Samples, Skipped
 from ..peers import servers
+from ..raw import RawClient
 
 CONNECTIONS = (1, 64, 500, 1_000)
 MESSAGES = {"async": 100_000, "sync": 50_000}
 ONE_AT_A_TIME = {"async": 20_000, "sync": 5_000}
+PACED = 3_000
+PERIOD_US = 2_000
 BODY_BYTES = 100
 KEY = "order-00000001"
 FLUSHES = ("async", "sync")
@@ -78,32 +81,46 @@ def of_server(bench: Bench, program: Path, flush: str, name: str, address: str, 
     sample: Sample = {}
     for connections in CONNECTIONS:
         count = bench.count((MESSAGES if connections > 1 else ONE_AT_A_TIME)[flush])
-        with loaded(program, address, connections, max(count, connections), INPUTS[name]) as load:
-            assert load.stdin is not None
-            assert load.stdout is not None
-            before = cpu_seconds(pid)
-            load.stdin.write(b"\n")
-            load.stdin.flush()
-            found = json.loads(load.stdout.readline() or "{}")
-            cpu = cpu_seconds(pid) - before
-        if not found:
-            raise BenchFailed("the load program failed; its error is above")
-        found["cpu"] = cpu * 1e6 / (max(count, connections) // connections * connections)
+        found = measure(program, address, pid, (connections, max(count, connections)), INPUTS[name](connections))
         sample |= {f"{flush}_{connections}_{key}_{name}": found[key] for key, _, _ in ROWS}
-    return sample
+    if name == "gateway":
+        return sample
+    load_input = INPUTS[name](1)
+    if name == "flintmq":
+        with RawClient(address) as client:
+            load_input = flintmq_input(1, client.queue_lengths(TOPIC).get(0, 0))
+    found = measure(program, address, pid, (1, bench.count(PACED), PERIOD_US), load_input)
+    return sample | {f"{flush}_paced_{key}_{name}": found[key] for key, _, _ in PACED_ROWS}
+
+
+def measure(program: Path, address: str, pid: int, numbers: tuple[int, ...], load_input: bytes) -> dict[str, float]:
+    """Return the figures of one run of the load program, whose arguments after the port are ``numbers``."""
+    with loaded(program, address, numbers, load_input) as load:
+        assert load.stdin is not None
+        assert load.stdout is not None
+        before = cpu_seconds(pid)
+        load.stdin.write(b"\n")
+        load.stdin.flush()
+        found: dict[str, float] = json.loads(load.stdout.readline() or "{}")
+        cpu = cpu_seconds(pid) - before
+    if not found:
+        raise BenchFailed("the load program failed; its error is above")
+    connections, count = numbers[:2]
+    found["cpu"] = cpu * 1e6 / (count // connections * connections)
+    return found
 
 
 @contextmanager
 def loaded(
-    program: Path, address: str, connections: int, count: int, make_input: Callable[[int], bytes]
+    program: Path, address: str, numbers: tuple[int, ...], load_input: bytes
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run the load program until the block ends; its connections are open and warm."""
-    command = [str(program), address.rpartition(":")[2], str(connections), str(count)]
+    command = [str(program), address.rpartition(":")[2], *map(str, numbers)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(make_input(connections))
+            process.stdin.write(load_input)
             process.stdin.flush()
             if process.stdout.readline() != b"ready\n":
                 raise BenchFailed("the load program failed; its error is above")
@@ -113,8 +130,9 @@ def loaded(
             process.kill()
 
 
-def flintmq_input(connections: int) -> bytes:
-    """Return the program's input for a broker: each connection is a producer of its own, to one of the queues."""
+def flintmq_input(connections: int, end: int = 0) -> bytes:
+    """Return the program's input for a broker: each connection is a producer of its own, to one of the queues.
+    ``end``: that of queue 0, which is pulled from."""
     body: bytes = msgpack.packb([random.randbytes(BODY_BYTES), {"KEYS": KEY}])
     requests = []
     for number in range(connections):
@@ -123,8 +141,10 @@ def flintmq_input(connections: int) -> bytes:
     time_at = len(requests[0]) - len(body) - _U64_BYTES
     counter_at = time_at - len(BEFORE_BORN) - _U64_BYTES
     greeting = encode_frame(REQUEST, HELLO.code, 1, {"protocol": PROTOCOL_VERSION, "client": "load"}, b"")
-    numbers = (len(greeting), len(requests[0]), 12, counter_at, time_at, 1, random.randrange(_COUNTER_MAX))
-    return struct.pack("=6IQ", *numbers) + greeting + b"".join(requests)
+    waiting = {"topic": TOPIC, "queue": 0, "max_count": 32, "max_bytes": 1 << 20, "wait_ms": 30_000}
+    pull = PullHead(waiting).encode(1, end)
+    numbers = (len(greeting), len(requests[0]), 12, counter_at, time_at, 1, len(pull), random.randrange(_COUNTER_MAX))
+    return struct.pack("=7IQ", *numbers) + greeting + b"".join(requests) + pull
 
 
 def gateway_input(connections: int) -> bytes:
@@ -142,14 +162,14 @@ def gateway_input(connections: int) -> bytes:
         ).encode()
         requests.append(LENGTHS.pack(4 + len(header) + BODY_BYTES, len(header)) + header + random.randbytes(BODY_BYTES))
     places = (requests[0].index(text.encode()) for text in (_OPAQUE, _COUNTER, _TIME))
-    return struct.pack("=6IQ", 0, len(requests[0]), *places, 2, random.randrange(2**16)) + b"".join(requests)
+    return struct.pack("=7IQ", 0, len(requests[0]), *places, 2, 0, random.randrange(2**16)) + b"".join(requests)
 
 
 def redis_input(connections: int) -> bytes:
     """Return the program's input for Redis: XADD with the same body and key."""
     words = [b"XADD", servers.TOPIC.encode(), b"*", b"b", random.randbytes(BODY_BYTES), b"k", KEY.encode()]
     request = b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
-    return struct.pack("=6IQ", 0, len(request), 0, 0, 0, 0, 0) + request * connections
+    return struct.pack("=7IQ", 0, len(request), 0, 0, 0, 0, 0, 0) + request * connections
 
 
 def shown(connections: int) -> str:
@@ -159,16 +179,25 @@ def shown(connections: int) -> str:
 
 INPUTS = {"flintmq": flintmq_input, "gateway": gateway_input, "redis": redis_input}
 ROWS = (("rate", "rate", "msg/s"), ("p50", "p50", "µs"), ("p99", "p99", "µs"), ("cpu", "broker's CPU", "µs/msg"))
+PACED_ROWS = (
+    ("p50", "p50 of the answer", "µs"),
+    ("p99", "p99 of the answer", "µs"),
+    ("arrival_p50", "p50 of the arrival", "µs"),
+    ("arrival_p99", "p99 of the arrival", "µs"),
+    ("cpu", "broker's CPU", "µs/msg"),
+)
+_LOADS = [(str(connections), shown(connections), ROWS, tuple(INPUTS)) for connections in CONNECTIONS]
+_LOADS.append(("paced", f"{1_000_000 // PERIOD_US}/s to a waiting pull", PACED_ROWS, ("flintmq", "redis")))
 
 CASE = Case(
     "many",
-    "many connections that send one message at a time, clients in C, FlintMQ and Redis in turns",
+    "connections in C that send one message at a time, or at a pace to a waiting pull; FlintMQ and Redis in turns",
     tuple(
-        Measure(f"{flush}_{connections}_{key}_{name}", f"{flush}, {shown(connections)}: {title}: {name}", unit)
+        Measure(f"{flush}_{load}_{key}_{name}", f"{flush}, {what}: {title}: {name}", unit)
         for flush in FLUSHES
-        for connections in CONNECTIONS
-        for key, title, unit in ROWS
-        for name in INPUTS
+        for load, what, rows, names in _LOADS
+        for key, title, unit in rows
+        for name in names
     ),
     samples,
 )

@@ -1,16 +1,23 @@
 /* A load without an interpreter: N connections, each with one request in flight, as from N machines.
  *
  *     closed_loop PORT CONNECTIONS REQUESTS < input
+ *     closed_loop PORT 1 REQUESTS PERIOD_US < input
  *
- * The input: six numbers of 32 bits in the machine's order (bytes of a greeting, bytes of a request, where in the
- * request its id, its counter and its time are, and the protocol), a first counter of 64 bits, the greeting, which is
- * sent once on each connection, and one request for each connection. A request of RocketMQ's clients has its id and its
- * time as decimal digits, and the low half of its counter as hexadecimal ones. Each connection first sends some
- * requests that are not measured. Then the program prints "ready", waits for one more byte of input, and prints one
- * line of JSON: requests per second, p50 and p99 in microseconds, and its own CPU time, in microseconds a request.
+ * The input: seven numbers of 32 bits in the machine's order (bytes of a greeting, bytes of a request, where in the
+ * request its id, its counter and its time are, the protocol, bytes of a pull), a first counter of 64 bits, the
+ * greeting, which is sent once on each connection, one request for each connection, and the pull. A request of
+ * RocketMQ's clients has its id and its time as decimal digits, and the low half of its counter as hexadecimal ones.
+ * Each connection first sends some requests that are not measured. Then the program prints "ready", waits for one more
+ * byte of input, and prints one line of JSON: requests per second, p50 and p99 in microseconds, and its own CPU time,
+ * in microseconds a request.
+ *
+ * With a period, the connection sends a request each time it has passed, and a second one waits for the messages with a
+ * pull (Redis: XREAD) at a time; the line has "arrival_p50" and "arrival_p99" too, from the send on. The id of the pull
+ * is where that of a request is, and its offset is in its last 8 bytes.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <endian.h>
 #include <netinet/tcp.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -18,6 +25,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
+#include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -27,7 +35,7 @@ enum { FIRST_OPAQUE = 10000000 }; /* no leading zeros, which JSON does not allow
 static const char ACCEPTED[] = "\x94\x01\x00", STORED[] = "{\"code\":0,";
 
 struct header {
-    uint32_t greeting_bytes, request_bytes, id_at, counter_at, time_at, protocol;
+    uint32_t greeting_bytes, request_bytes, id_at, counter_at, time_at, protocol, pull_bytes;
 } __attribute__((packed));
 
 struct client {
@@ -98,7 +106,7 @@ static void receive_answer(struct client *client) {
     }
 }
 
-static void open_client(struct client *client, int port, const char *greeting) {
+static void connect_client(struct client *client, int port, const char *greeting) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
     int one = 1;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -109,6 +117,10 @@ static void open_client(struct client *client, int port, const char *greeting) {
         if (send(client->fd, greeting, header.greeting_bytes, 0) < 0) fail("send");
         receive_answer(client);
     }
+}
+
+static void open_client(struct client *client, int port, const char *greeting) {
+    connect_client(client, port, greeting);
     for (int request = 0; request < WARM_UP; request++) {
         send_request(client);
         receive_answer(client);
@@ -126,8 +138,107 @@ static double cpu_seconds(void) {
     return used.ru_utime.tv_sec + used.ru_stime.tv_sec + (used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1e6;
 }
 
+static void print_times(const char *prefix, uint32_t *taken, long count) {
+    qsort(taken, count, sizeof *taken, compare);
+    printf("\"%sp50\": %.1f, \"%sp99\": %.1f, ", prefix, taken[count / 2] / 10.0, prefix,
+           taken[count * 99 / 100] / 10.0);
+}
+
+static char last_id[64] = "$"; /* of Redis' last entry that arrived; "$": those that follow */
+
+static void send_pull(struct client *consumer, char *pull) {
+    char redis[256];
+    size_t size = header.pull_bytes;
+    if (header.protocol == FLINTMQ) {
+        put32(pull + header.id_at, ++consumer->id);
+        put64(pull + size - 8, consumer->counter);
+    } else {
+        pull = redis;
+        size = snprintf(redis, sizeof redis,
+                        "*6\r\n$5\r\nXREAD\r\n$5\r\nBLOCK\r\n$5\r\n30000\r\n$7\r\nSTREAMS\r\n$5\r\nbench\r\n"
+                        "$%zu\r\n%s\r\n",
+                        strlen(last_id), last_id);
+    }
+    if (send(consumer->fd, pull, size, 0) != (ssize_t)size) fail("send");
+}
+
+/* Return the number of messages in the answer to a pull, and note where the next one begins. */
+static long receive_messages(struct client *consumer) {
+    static char answers[1 << 20];
+    ssize_t size = 0, got;
+    long found = 0;
+    do { /* Redis sends the number of its streams alone */
+        if ((got = recv(consumer->fd, answers + size, sizeof answers - 1 - size, 0)) <= 0) fail("recv");
+        answers[size += got] = 0;
+    } while (size < 64 || memcmp(answers + size - 2, "\r\n", header.protocol == FLINTMQ ? 0 : 2));
+    if (header.protocol == FLINTMQ) {
+        uint32_t length, head, bytes, done = 0;
+        memcpy(&length, answers, 4);
+        memcpy(&head, answers + 4, 4);
+        for (length = ntohl(length) - 4 - ntohl(head), head = 8 + ntohl(head); done < length; done += 4 + ntohl(bytes))
+            memcpy(&bytes, answers + head + 4 * found++, 4);
+        if (memcmp(answers + 8, ACCEPTED, 3)) fail("a pull was refused");
+        consumer->counter += found;
+        return found;
+    }
+    for (char *at = answers; (at = memmem(at, answers + size - at, "*2\r\n$", 5)); at += 5) {
+        char id[sizeof last_id];
+        if (sscanf(at + 5, "%*d\r\n%63[0-9-]\r\n", id) != 1 || !strchr(id, '-')) continue;
+        strcpy(last_id, id);
+        found++;
+    }
+    return found;
+}
+
+/* Send at a pace, and wait for the messages with one pull at a time. */
+static int send_paced(struct client *producer, struct client *consumer, char *pull, long wanted, long period_us) {
+    uint64_t *sent = calloc(wanted, sizeof *sent);
+    uint32_t *acknowledged = calloc(wanted, sizeof *acknowledged), *arrival = calloc(wanted, sizeof *arrival);
+    int timer = timerfd_create(CLOCK_MONOTONIC, 0), poll = epoll_create1(0);
+    struct itimerspec period = {{period_us / 1000000, period_us % 1000000 * 1000}, {0, 1}};
+    int fds[] = {timer, producer->fd, consumer->fd};
+    for (int k = 0; k < 3; k++) {
+        struct epoll_event event = {.events = EPOLLIN, .data.fd = fds[k]};
+        if (epoll_ctl(poll, EPOLL_CTL_ADD, fds[k], &event)) fail("epoll_ctl");
+    }
+    send_pull(consumer, pull);
+    printf("ready\n");
+    fflush(stdout);
+    if (getchar() == EOF) return 2;
+    double cpu = cpu_seconds();
+    uint64_t began = now_ns(CLOCK_MONOTONIC), ticks;
+    long sends = 0, answers = 0, arrivals = 0;
+    timerfd_settime(timer, 0, &period, NULL);
+    while (answers < wanted || arrivals < wanted) {
+        struct epoll_event event;
+        if (epoll_wait(poll, &event, 1, SILENCE_MS) <= 0) fail("no answer");
+        if (event.data.fd == timer) {
+            if (read(timer, &ticks, sizeof ticks) < 0) fail("read");
+            if (sends == wanted || sends > answers) continue; /* the one before is late, so this one is left out */
+            send_request(producer);
+            sent[sends++] = producer->sent_ns;
+        } else if (event.data.fd == producer->fd) {
+            receive_answer(producer);
+            acknowledged[answers] = (now_ns(CLOCK_MONOTONIC) - sent[answers]) / 100;
+            answers++;
+        } else {
+            uint64_t now = now_ns(CLOCK_MONOTONIC);
+            for (long found = receive_messages(consumer); found-- && arrivals < wanted; arrivals++)
+                arrival[arrivals] = (now - sent[arrivals]) / 100;
+            if (arrivals < wanted) send_pull(consumer, pull);
+        }
+    }
+    double seconds = (now_ns(CLOCK_MONOTONIC) - began) / 1e9;
+    cpu = cpu_seconds() - cpu;
+    printf("{\"rate\": %.1f, ", wanted / seconds);
+    print_times("", acknowledged, wanted);
+    print_times("arrival_", arrival, wanted);
+    printf("\"cpu\": %.2f}\n", cpu / wanted * 1e6);
+    return 0;
+}
+
 int main(int count, char **arguments) {
-    if (count != 4) return 2;
+    if (count != 4 && count != 5) return 2;
     int port = atoi(arguments[1]), connections = atoi(arguments[2]);
     long each = atol(arguments[3]) / connections, wanted = each * connections, done = 0;
     uint64_t counter;
@@ -148,6 +259,18 @@ int main(int count, char **arguments) {
         struct epoll_event event = {.events = EPOLLIN, .data.ptr = client};
         if (epoll_ctl(poll, EPOLL_CTL_ADD, client->fd, &event)) fail("epoll_ctl");
     }
+    if (count == 5) {
+        struct client consumer = {.counter = WARM_UP};
+        char *pull = malloc(header.pull_bytes + 1);
+        read_input(pull, header.pull_bytes);
+        if (header.protocol == FLINTMQ) {
+            uint64_t first;
+            memcpy(&first, pull + header.pull_bytes - 8, 8); /* the queue's end before the requests of the warm-up */
+            consumer.counter += be64toh(first);
+        }
+        connect_client(&consumer, port, greeting);
+        return send_paced(clients, &consumer, pull, wanted, atol(arguments[4]));
+    }
     printf("ready\n");
     fflush(stdout);
     if (getchar() == EOF) return 2;
@@ -167,8 +290,8 @@ int main(int count, char **arguments) {
     }
     double seconds = (now_ns(CLOCK_MONOTONIC) - began) / 1e9;
     cpu = cpu_seconds() - cpu;
-    qsort(taken, done, sizeof *taken, compare);
-    printf("{\"rate\": %.1f, \"p50\": %.1f, \"p99\": %.1f, \"cpu\": %.2f}\n", done / seconds, taken[done / 2] / 10.0,
-           taken[done * 99 / 100] / 10.0, cpu / done * 1e6);
+    printf("{\"rate\": %.1f, ", done / seconds);
+    print_times("", taken, done);
+    printf("\"cpu\": %.2f}\n", cpu / done * 1e6);
     return 0;
 }
