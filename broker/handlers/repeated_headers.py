@@ -44,9 +44,9 @@ HEADERS_PER_CONNECTION_MAX = 16
 MORE_HEADERS_MAX = 1_024
 """Maximum number of headers that one connection keeps, for many topics, while fewer than half of ``HEADERS_MAX`` are
 kept: the other half is for connections with few."""
-TRIES_MAX = 2 * MORE_HEADERS_MAX
-"""Maximum number of headers that a connection tries to keep: not every client packs them as ``ProduceHead`` and
-``PullHead`` do."""
+TRIES_MAX = 1_024
+"""Maximum number of times that a connection tries in vain to keep a header: not every client packs them as
+``ProduceHead`` and ``PullHead`` do."""
 HEADERS_MAX = 8_192
 """Maximum number of kept headers of all connections; each takes about 1.5 KiB."""
 FIXED_BYTES_MAX = 512
@@ -186,6 +186,7 @@ class RepeatedHeaders:
 
     def _keep(self, fixed: bytes, header: ShortHead | _PullHeader) -> None:
         self.headers[fixed] = header
+        self._tries_left += 1
         self._broker.counters.kept_headers += 1
 
     def handle(self, connection: FrameSource, began: float) -> int:

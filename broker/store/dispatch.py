@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 # Only the owner of reput calls it.
 
 GATHER_RUNS_MIN = 16
-"""Number of queues from which on a step's units wait in memory; with fewer, units are in the files at once."""
+"""Number of queues from which on a step's units wait in memory; those of fewer are written at once, if none wait."""
 GAP_MAX = 10_000_000
 """Maximum jump of a queue's offsets that counts as lost messages; a larger one is damage."""
 

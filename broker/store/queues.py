@@ -314,8 +314,14 @@ class ConsumeQueue:
         return physical_offset, size, tags_code
 
     def append(self, units: memoryview) -> None:
-        """Write units at ``max_offset``, then publish them. Raises OSError ENOSPC, publishing nothing."""
+        """Write units at ``max_offset``, then publish them. Raises OSError ENOSPC, publishing nothing.
+
+        If others wait in memory, these join them.
+        """
         if self._gathered is not None:
+            if len(units) < GATHERED_UNITS_MAX * UNIT_BYTES:
+                self.gather(units)  # a write of its own, after one of those that wait, would cost twice
+                return
             self._write_gathered(self._gathered)
         at = self.max_offset * UNIT_BYTES
         start = at - at % self.file_bytes

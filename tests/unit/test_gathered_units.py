@@ -63,7 +63,10 @@ def test_units_of_few_queues_are_in_the_files_at_once(tmp_path: Path) -> None:
     sent += put_to_all(store, 2)
     assert sorted(written(store)) == [1] + [3] * (len(TOPICS) - 1)
     sent += put_to_all(store, 1, TOPICS[1:])
-    assert sorted(written(store)) == [1] + [6] * (len(TOPICS) - 1)
+    assert sorted(written(store)) == [1] + [3] * (len(TOPICS) - 1), "they join those that wait"
+    sent += append(store, TOPICS[1], 0, plain(GATHERED_UNITS_MAX))
+    dispatch(store)
+    assert sorted(written(store)) == [1] + [3] * (len(TOPICS) - 2) + [6 + GATHERED_UNITS_MAX], "many are written"
     assert_holds(store, sent)
     store.close()
 

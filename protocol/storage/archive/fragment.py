@@ -314,13 +314,13 @@ def encode_frames(
 
     ``pieces``: (physical offset, bytes) of ranges of the log in ascending order. Raises ``CompressionMissing``.
     """
-    compress = _zstd_compressor(level) if compression == "zstd" else bytes
+    compress = _zstd_compressor(level) if compression == "zstd" else None
     stored, frames, at = bytearray(), [], 0
     for physical_offset, piece in pieces:
         view = memoryview(piece)
         for begin in range(0, len(view), FRAME_BYTES):
             raw = view[begin : begin + FRAME_BYTES]
-            blob = compress(raw)
+            blob = raw if compress is None else compress(raw)
             frames.append(LogFrame(physical_offset + begin, len(raw), at, len(blob), signed(zlib.crc32(blob))))
             stored += blob
             at += len(blob)
