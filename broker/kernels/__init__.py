@@ -9,6 +9,7 @@ that are not in the cache run interpreted until a process of its own has compile
 ``text``            UTF-8 checks and Java's string hash
 ``msgpack_reader``  the heads of msgpack values
 ``produce``         a PRODUCE frame's messages: validate them, then make records of them for the CommitLog
+``addresses``       memory by its address, and the C library, for the kernels of the next two
 ``short_sends``     PRODUCE frames of many connections: read, make records, build and send the answers
 ``short_pops``      POP_MESSAGE and ACK_MESSAGE frames of many connections: read, build and send the answers
 ``dispatch``        CommitLog records: check, and turn them into ConsumeQueue units and index keys, or find their flaws
@@ -31,7 +32,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 SERVING_MODULES = tuple(
-    "record_crc text msgpack_reader produce dispatch gather index sequences short_sends short_pops "
+    "record_crc text msgpack_reader produce dispatch gather index sequences addresses short_sends short_pops "
     "sync_loop deliver".split()
 )
 """What every broker loads. They are compiled in this order: first what stores a message and delivers it."""
