@@ -107,6 +107,7 @@ class Member:
             disk.confirmed,
             disk.piece_end,
             has_tables=self._has_tables,
+            has_all_tables=lambda: not self.world.tables or self.primary.has_all_tables,
             need_tables=lambda: self.sender.need() if self.sender is not None else None,
             tables_behind_s=lambda member: self.sender.behind_s(member) if self.sender is not None else 0.0,
         )

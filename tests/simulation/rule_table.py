@@ -145,6 +145,12 @@ HALVES: tuple[Half, ...] = (
         tables.JOIN_WITHOUT_A_CONFIRMED_CHANGE,
         with_tables.join_with_what_was_confirmed_since,
     ),
+    Half(
+        0,
+        "tables: a log that began from scratch is complete with all of them",
+        tables.COMPLETE_WITHOUT_TABLES,
+        with_tables.replace_a_disk_that_gets_no_tables,
+    ),
     Half(0, "tables: at all", tables.JOIN_WITHOUT_TABLES, with_tables.join_with_the_first_tables),
     Half(0, "tables: one with an old table leaves", tables.STAY_WITH_OLD_TABLES, with_tables.lag_with_a_table),
     Half(0, "tables: and does not join", tables.JOIN_WITH_OLD_TABLES, with_tables.lag_with_a_table),

@@ -15,6 +15,7 @@ JOIN_WITHOUT_TABLES = CoreMutant(
     "            and self._log.has_tables(member)\n            and self._log.tables",
     "            and self._log.tables",
 )
+COMPLETE_WITHOUT_TABLES = CoreMutant("complete_without_tables", "stream", " and log.has_all_tables()", "")
 JOIN_WITH_OLD_TABLES = CoreMutant(
     "join_with_old_tables", "stream", "            and self._log.tables_behind_s(member) <= self._limits.lag_s\n", ""
 )

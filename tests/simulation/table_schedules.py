@@ -62,6 +62,29 @@ def _take_over_and_join(rules: Rules, slow: str) -> None:
     must(not world.run(world.limits.lag_s - 1.0, joined(world, "c")), "c joins without the tables")
 
 
+def replace_a_disk_that_gets_no_tables(rules: Rules) -> None:
+    """Let ``c`` lose its disk while it is in sync, and copy the log, but not the tables, before the others die."""
+    world, a, b, c = world_with_tables(1, rules)
+    for _ in range(10):
+        a.produce()
+    world.run(1.0)
+    c.replace_disk()
+    a.lines_are_full = True
+    c.start()
+    assert world.run(10.0, streams(a, "c"))
+    world.run(2.0)
+    assert c.disk.flushed == a.disk.end
+    assert "c" in world.registry.config.in_sync
+    for member in (a, b):
+        member.crash(power=True)
+    world.run(30.0)
+    must(not c.leads, "c leads without the tables")
+    a.lines_are_full = False
+    for member in (a, b):
+        member.start()
+    assert world.run(90.0, lambda: c.disk.complete)
+
+
 def join_with_what_was_confirmed_since(rules: Rules) -> None:
     """Let a change be confirmed without ``c``, which has all earlier ones and joins."""
     world, a, _, c = world_with_tables(1, rules)

@@ -234,6 +234,8 @@ class LogState:
     it needs to take over."""
     need_tables: Callable[[], None] = field(default=lambda: None)
     """Called by a primary: from now on ``has_tables`` requires the tables as they are now."""
+    has_all_tables: Callable[[], bool] = field(default=lambda: True)
+    """Called by a follower: returns whether each table of its primary is on its disk as it came on this connection."""
     tables_behind_s: Callable[[str], float] = field(default=lambda member: 0.0)
     """Called by a primary: returns for how many seconds a follower has lacked a change of the tables."""
     _work: list[Action] = field(default_factory=list)

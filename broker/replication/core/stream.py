@@ -547,7 +547,8 @@ class Follower:
         # Busy: the work may be the saving of this very mark.
         if log.complete or log.busy:
             return None
-        if self._rules.is_complete(log.flushed, piece.confirmed, log.epochs[-1].start):
+        # A table that was confirmed while the disk before this one was in sync is among those of each connection.
+        if self._rules.is_complete(log.flushed, piece.confirmed, log.epochs[-1].start) and log.has_all_tables():
             log.complete = True
             log.begin_work(SaveState(log.cluster_id, log.epochs, True))
         return None

@@ -365,6 +365,11 @@ class FollowedPrimary:
         self._epoch = -1
         """Epoch of which tables are taken now; -1: of none, because no primary has welcomed this member."""
 
+    @property
+    def has_all_tables(self) -> bool:
+        """Whether each table of the primary is on disk as it came on the present connection."""
+        return self._tables.has_all
+
     def connect(self, number: int, address: str) -> None:
         """Open the connection, to HOST:PORT."""
         self._number = number

@@ -401,6 +401,7 @@ class ReplicaMember:
             store.last_confirmed_offset if record.epochs or record.complete else 0,
             store.log_copy.piece_end,
             has_tables=lambda member: self._sender is not None and self._sender.is_equipped(member),
+            has_all_tables=lambda: self._primary.has_all_tables,
             need_tables=lambda: self._sender.need() if self._sender is not None else None,
             tables_behind_s=lambda member: self._sender.behind_s(member) if self._sender is not None else 0.0,
         )

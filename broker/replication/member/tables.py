@@ -244,6 +244,7 @@ class TableCopy:
 
     def __init__(self, tables: Iterable[Table], bytes_max: int) -> None:
         self._tables = {table.name: table for table in tables}
+        self.names = frozenset(self._tables)
         self._bytes_max = bytes_max
         self._parts: dict[str, bytearray] = {}
 
@@ -285,6 +286,7 @@ log = logging.getLogger(__name__)
 class _Change:
     """A version of a table that is not on disk yet. ``connection``: that on which it came."""
 
+    name: str
     connection: int
     first: int
     """Number of the oldest version of the table that is not on disk either."""
@@ -314,6 +316,8 @@ class TableWriter:
         """Number of the connection whose tables count."""
         self._arrived = 0
         """Number of the newest complete table of this connection."""
+        self._saved_names: set[str] = set()
+        """Tables of this connection that are on disk, each as it came at first or later."""
         self._waiting: dict[str, _Change] = {}
         self._writing: _Change | None = None
         self._work: asyncio.Future[None] | None = None
@@ -325,9 +329,15 @@ class TableWriter:
         unsaved = [change.first for change in changes if change.connection == self._connection]
         return min(unsaved) - 1 if unsaved else self._arrived
 
+    @property
+    def has_all(self) -> bool:
+        """Whether each table is on disk as it came on this connection."""
+        return self._saved_names == self._tables.names
+
     def begin(self, connection: int) -> None:
         """Count the tables of a new connection. Those of the one before may still be written."""
         self._connection, self._arrived = connection, 0
+        self._saved_names.clear()
         self._tables.forget_parts()
 
     def drop(self) -> None:
@@ -343,7 +353,7 @@ class TableWriter:
         is_newer = earlier is not None and earlier.connection == self._connection
         first = earlier.first if earlier is not None and is_newer else part.version
         # In the place of the earlier one, so that a table which changes all the time has its turn, and no more.
-        self._waiting[part.table] = _Change(self._connection, first, part.version, write)
+        self._waiting[part.table] = _Change(part.table, self._connection, first, part.version, write)
         self._arrived = part.version
         self._write_next()
 
@@ -367,6 +377,7 @@ class TableWriter:
                 self.begin(0)
                 self._on_failed()
         elif is_current:
+            self._saved_names.add(change.name)
             self._on_saved()
         self._write_next()
 
