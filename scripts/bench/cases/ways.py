@@ -7,7 +7,6 @@ earlier one (*general*). Requests to the gateway for RocketMQ's clients have the
 
 from __future__ import annotations
 
-import json
 import shutil
 import socket
 import struct
@@ -24,14 +23,14 @@ from ..load import QUEUES, TOPIC
 from ..machine import cpu_seconds
 from ..measure import Case, Measure, Sample, Samples, Skipped
 from ..raw import RawClient, check_answer, open_socket
-from .many import SOURCE, flintmq_input, gateway_input, loaded
+from .many import SOURCE, flintmq_input, gateway_input, measure
 
 LOADS = {1: 15_000, 64: 100_000}
 """Messages by the number of connections."""
 COLD_A_SECOND = 500
 COLD_SECONDS = 8.0
 IDLE_SECONDS = 2.0
-_NUMBERS = struct.Struct("=6IQ")
+_NUMBERS = struct.Struct("=7IQ")
 _NO_TURNS = {"net.connection": {"ENTER_AFTER": 2**60}}
 _NO_REPEATS = {"handlers.repeated_headers": {"TRIES_MAX": 0}, "remoting.repeated_sends": {"TRIES_MAX": 0}}
 WAYS: Mapping[str, Mapping[str, Mapping[str, int]]] = {
@@ -84,14 +83,8 @@ def of_broker(bench: Bench, program: Path, way: str, broker: Broker, gateway: st
     for name, (address, make_input) in targets.items():
         for connections, messages in LOADS.items():
             count = max(bench.count(messages), connections) // connections * connections
-            with loaded(program, address, connections, count, make_input) as load:
-                assert load.stdin is not None
-                assert load.stdout is not None
-                before = cpu_seconds(broker.pid)
-                load.stdin.write(b"\n")
-                load.stdin.flush()
-                json.loads(load.stdout.readline())
-                sample[f"{name}_{connections}_{way}"] = (cpu_seconds(broker.pid) - before) * 1e6 / count
+            found = measure(program, address, broker.pid, (connections, count), make_input(connections))
+            sample[f"{name}_{connections}_{way}"] = found["cpu"]
     sample[f"cold_{way}"] = cold(bench, broker)
     return sample
 
@@ -100,8 +93,9 @@ def cold(bench: Bench, broker: Broker) -> float:
     """Return the CPU time of a message in µs when each is sent some milliseconds after the last one, without what the
     broker takes when it has nothing to do."""
     blob = flintmq_input(1)
-    greeting_bytes, request_bytes, id_at, counter_at, _, _, counter = _NUMBERS.unpack_from(blob)
-    greeting, request = blob[_NUMBERS.size :][:greeting_bytes], bytearray(blob[-request_bytes:])
+    greeting_bytes, request_bytes, id_at, counter_at, _, _, _, counter = _NUMBERS.unpack_from(blob)
+    greeting, rest = blob[_NUMBERS.size :][:greeting_bytes], blob[_NUMBERS.size + greeting_bytes :]
+    request = bytearray(rest[:request_bytes])
     count = bench.count(int(COLD_A_SECOND * COLD_SECONDS))
 
     def send(sock: socket.socket, number: int) -> None:
