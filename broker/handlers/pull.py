@@ -357,9 +357,9 @@ class PendingPull:
         if self.share is None:
             self.held.take = self._take
         self.request.deferred.held_pulls.add(self.held)
-        # A member of a group may lose the queue meanwhile, and a member of a set its lead.
+        # A member of a group may lose the queue meanwhile, and a member of a set its lead; TLS is the transport's.
         is_plain = self.context is NATIVE and self.share is None and not params.member
-        if is_plain and broker.short_sends is not None and broker.member is None:
+        if is_plain and broker.short_sends is not None and broker.member is None and broker.tls is None:
             broker.short_sends.pulls.hold(self, self.held, self.request.responses, self.request.frame.request_id)
         broker.dispatch.hurry()
 

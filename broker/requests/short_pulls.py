@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..int_table import IntTable
 from ..kernels import short_sends as kernel
 from ..store import CorruptLog, WouldBlock
+from .short_way import second_descriptor
 
 if TYPE_CHECKING:
     from ...protocol.commands import PullRequest
@@ -141,15 +142,8 @@ class ShortPulls:
         """Return the connection's second descriptor; None if it can have none."""
         socket = self.sockets.get(responses)
         if socket is None:
-            sock = responses.transport.get_extra_info("socket")
-            if sock is None:
-                return None
-            try:
-                fd = os.dup(sock.fileno())
-            except OSError:
-                return None
-            if fd >= self._descriptors // 2:  # the others are for more clients
-                os.close(fd)
+            fd = second_descriptor(responses.transport, self._descriptors)
+            if fd < 0:
                 return None
             socket = self.sockets[responses] = responses.pull_socket = PullSocket(self, responses, fd)
         return socket

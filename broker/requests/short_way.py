@@ -39,6 +39,25 @@ class ShortConnection(Protocol):
         """Read again, after these bytes, which arrived before."""
 
 
+def second_descriptor(transport: asyncio.Transport, descriptors_max: int) -> int:
+    """Return another descriptor of a transport's socket, which the caller closes; -1 if it can have none.
+
+    The number stays the connection's until then, whatever its transport does. The upper half of ``descriptors_max`` is
+    for more clients.
+    """
+    sock = transport.get_extra_info("socket")
+    if sock is None:
+        return -1
+    try:
+        fd = os.dup(sock.fileno())
+    except OSError:
+        return -1
+    if fd >= descriptors_max // 2:
+        os.close(fd)
+        return -1
+    return fd
+
+
 class KernelBuffer:
     """A buffer of integers, or of bytes, that a kernel knows by its address."""
 
@@ -82,18 +101,13 @@ class ShortWay(ABC):
 
     def enter(self, place: int, connection: ShortConnection) -> bool:
         """Read a connection from now on, whose transport reads no more; return False if that is not possible."""
-        sock, pulls = connection.transport.get_extra_info("socket"), connection.responses.pull_socket
+        pulls = connection.responses.pull_socket
         if pulls is not None and pulls.waiting:
             return False
-        if sock is None or connection.transport.get_write_buffer_size() or connection.responses.unflushed:
+        if connection.transport.get_write_buffer_size() or connection.responses.unflushed:
             return False
-        try:
-            # Of its own, so that the number stays this connection's until it has left, whatever its transport does.
-            fd = os.dup(sock.fileno())
-        except OSError:
-            return False
-        if fd >= self._descriptors_max // 2:  # the others are for more clients
-            os.close(fd)
+        fd = second_descriptor(connection.transport, self._descriptors_max)
+        if fd < 0:
             return False
         if fd >= len(self._places.array):
             places = np.zeros(2 * fd, np.int64)
